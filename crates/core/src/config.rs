@@ -1,0 +1,302 @@
+//! The configuration: raw layers in, one validated value out, or every problem at once.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde_json::Value;
+
+mod reader;
+#[cfg(test)]
+mod tests;
+
+use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one_of, path, port, text, texts};
+pub use reader::{Origin, Override, Problem, Problems};
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub controller: Controller,
+    pub webhook: Webhook,
+    pub node_labels: NodeLabels,
+    pub logging: Logging,
+    pub metrics: Option<SocketAddr>,
+    pub health: SocketAddr,
+    pub tracing: Tracing,
+    pub timestamp: TimestampFeature,
+}
+
+#[derive(Clone, Debug)]
+pub struct Controller {
+    pub enabled: bool,
+    pub resync_period: Duration,
+    pub workers: usize,
+    pub leader_election: LeaderElection,
+    pub namespace_selector: Option<LabelSelector>,
+}
+
+#[derive(Clone, Debug)]
+pub struct LeaderElection {
+    pub enabled: bool,
+    /// Absent means the operator's own namespace.
+    pub namespace: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Webhook {
+    pub enabled: bool,
+    pub port: u16,
+    /// Where a hand-made or cert-manager pair lies; used when `certificates.source` is `files`.
+    pub cert_dir: PathBuf,
+    pub certificates: Certificates,
+    /// Registered instead of the Service, for an operator outside the cluster.
+    pub url: Option<String>,
+    pub service: String,
+    pub exempt_namespaces: Vec<String>,
+    /// How long a configuration that an admin deleted is left deleted.
+    pub recreate_after: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub struct Certificates {
+    pub source: CertificateSource,
+    pub ca_lifetime: Duration,
+    pub leaf_lifetime: Duration,
+    /// How long a new CA is published before a leaf of it is served.
+    pub overlap: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CertificateSource {
+    Managed,
+    Files,
+}
+
+#[derive(Clone, Debug)]
+pub struct NodeLabels {
+    pub spot: (String, String),
+    pub on_demand: (String, String),
+}
+
+#[derive(Clone, Debug)]
+pub struct Logging {
+    pub level: LogLevel,
+    pub format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogLevel {
+    Trace,
+    Debug,
+    Info,
+    Warn,
+    Error,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Json,
+    Text,
+}
+
+#[derive(Clone, Debug)]
+pub struct Tracing {
+    /// Where spans go by OTLP over HTTP; absent means nowhere.
+    pub otlp_endpoint: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct TimestampFeature {
+    pub enabled: bool,
+}
+
+impl LogLevel {
+    const ALL: &'static [Self] = &[Self::Trace, Self::Debug, Self::Info, Self::Warn, Self::Error];
+
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Trace => "trace",
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Warn => "warn",
+            Self::Error => "error",
+        }
+    }
+}
+
+impl LogFormat {
+    const ALL: &'static [Self] = &[Self::Json, Self::Text];
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Text => "text",
+        }
+    }
+}
+
+impl CertificateSource {
+    const ALL: &'static [Self] = &[Self::Managed, Self::Files];
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Managed => "managed",
+            Self::Files => "files",
+        }
+    }
+}
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Builds the configuration from the parsed file and what overrides it, weakest first.
+pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
+    let mut problems = Problems::default();
+    let mut root = Section::root(file, overrides, &mut problems);
+    let config = Config {
+        controller: controller(root.section("controller")),
+        webhook: webhook(root.section("webhook")),
+        node_labels: node_labels(root.section("nodeLabels")),
+        logging: logging(root.section("logging")),
+        metrics: metrics(root.section("metrics")),
+        health: health(root.section("health")),
+        tracing: tracing(root.section("tracing")),
+        timestamp: TimestampFeature { enabled: root.section("timestamp").get("enabled", true, boolean) },
+    };
+    drop(root);
+    if problems.0.is_empty() { Ok(config) } else { Err(problems) }
+}
+
+fn controller(mut s: Section<'_>) -> Controller {
+    Controller {
+        enabled: s.get("enabled", true, boolean),
+        resync_period: s.get("resyncPeriod", 30 * SECOND, duration_from(5 * SECOND)),
+        workers: usize::try_from(s.get("workers", 5, integer(1, 100))).unwrap_or(5),
+        leader_election: {
+            let mut s = s.section("leaderElection");
+            LeaderElection { enabled: s.get("enabled", true, boolean), namespace: s.optional("namespace", text) }
+        },
+        namespace_selector: s.optional("namespaceSelector", selector),
+    }
+}
+
+fn webhook(mut s: Section<'_>) -> Webhook {
+    let cert_dir = s.optional("certDir", path);
+    // Whoever names a directory means it; without one the operator makes its own certificates.
+    let source = if cert_dir.is_some() { CertificateSource::Files } else { CertificateSource::Managed };
+    Webhook {
+        enabled: s.get("enabled", true, boolean),
+        port: s.get("port", 9443, port),
+        cert_dir: cert_dir.unwrap_or_else(|| PathBuf::from("/tmp/k8s-webhook-server/serving-certs")),
+        certificates: certificates(s.section("certificates"), source),
+        url: s.optional("url", https_url),
+        service: s.get("service", "groundcrew-webhook".to_owned(), text),
+        exempt_namespaces: s.get(
+            "exemptNamespaces",
+            ["kube-system", "kube-public", "kube-node-lease"].map(str::to_owned).to_vec(),
+            texts,
+        ),
+        recreate_after: s.get("recreateAfter", 600 * SECOND, duration_from(Duration::ZERO)),
+    }
+}
+
+fn certificates(mut s: Section<'_>, default: CertificateSource) -> Certificates {
+    let certificates = Certificates {
+        source: s.get("source", default, one_of(CertificateSource::ALL, CertificateSource::name)),
+        ca_lifetime: s.get("caLifetime", 365 * DAY, duration_from(SECOND)),
+        leaf_lifetime: s.get("leafLifetime", 90 * DAY, duration_from(SECOND)),
+        overlap: s.get("overlap", 60 * SECOND, duration_from(Duration::ZERO)),
+    };
+    if certificates.leaf_lifetime >= certificates.ca_lifetime {
+        s.reject("leafLifetime", "must be shorter than caLifetime", "a leaf cannot outlive the CA that signed it");
+    }
+    if certificates.overlap * 3 > certificates.ca_lifetime {
+        s.reject("overlap", "must be at most a third of caLifetime", "a CA is replaced after two thirds of its life");
+    }
+    certificates
+}
+
+fn node_labels(mut s: Section<'_>) -> NodeLabels {
+    let capacity = |value: &str| ("karpenter.sh/capacity-type".to_owned(), value.to_owned());
+    NodeLabels {
+        spot: s.get("spot", capacity("spot"), label),
+        on_demand: s.get("onDemand", capacity("on-demand"), label),
+    }
+}
+
+fn logging(mut s: Section<'_>) -> Logging {
+    Logging {
+        level: s.get("level", LogLevel::Info, one_of(LogLevel::ALL, LogLevel::name)),
+        format: s.get("format", LogFormat::Json, one_of(LogFormat::ALL, LogFormat::name)),
+    }
+}
+
+/// `bindAddress` is what the seed's flag sets; it is stronger than `port`.
+fn metrics(mut s: Section<'_>) -> Option<SocketAddr> {
+    let enabled = s.get("enabled", true, boolean);
+    let by_port = everywhere(s.get("port", 8080, port));
+    let address = s.get("bindAddress", Some(by_port), bind_address);
+    address.filter(|_| enabled)
+}
+
+fn health(mut s: Section<'_>) -> SocketAddr {
+    let by_port = everywhere(s.get("port", 8081, port));
+    let address = s.get("bindAddress", Some(by_port), bind_address);
+    if address.is_none() {
+        s.reject("bindAddress", "must not be 0", "probes need it; bind it to 127.0.0.1:8081 to hide it");
+    }
+    address.unwrap_or(by_port)
+}
+
+fn tracing(mut s: Section<'_>) -> Tracing {
+    Tracing { otlp_endpoint: s.optional("otlpEndpoint", text) }
+}
+
+/// IPv6's any address takes IPv4 too.
+fn everywhere(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)
+}
+
+fn https_url(value: &Value) -> Parsed<String> {
+    let url = text(value)?;
+    let host = url.strip_prefix("https://").unwrap_or_default();
+    if host.is_empty() || host.contains(['/', '@', '?', '#', ' ']) {
+        return Err((format!("expected https://host:port, got {url:?}"), "the path is added by groundcrew".to_owned()));
+    }
+    Ok(url)
+}
+
+fn label(value: &Value) -> Parsed<(String, String)> {
+    let spelled = text(value)?;
+    match spelled.split_once('=') {
+        Some((key, value)) if !key.is_empty() && !value.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err((format!("expected key=value, got {spelled:?}"), String::new())),
+    }
+}
+
+/// A label selector whose operators and values fit together.
+fn selector(value: &Value) -> Parsed<LabelSelector> {
+    let known = ["matchLabels", "matchExpressions"];
+    if let Some(key) = value.as_object().and_then(|map| map.keys().find(|k| !known.contains(&k.as_str()))) {
+        return Err((format!("unknown key {key:?} in the selector"), format!("known keys here: {}", known.join(", "))));
+    }
+    let selector: LabelSelector = serde_json::from_value(value.clone())
+        .map_err(|e| (format!("not a label selector: {e}"), "use matchLabels and matchExpressions".to_owned()))?;
+    for requirement in selector.match_expressions.iter().flatten() {
+        let values = requirement.values.as_ref().map_or(0, Vec::len);
+        let fits = match requirement.operator.as_str() {
+            "In" | "NotIn" => values > 0,
+            "Exists" | "DoesNotExist" => values == 0,
+            _ => false,
+        };
+        if !fits {
+            let (key, operator) = (&requirement.key, &requirement.operator);
+            return Err((
+                format!("operator {operator:?} of key {key:?} does not fit its {values} values"),
+                "In and NotIn take values, Exists and DoesNotExist take none".to_owned(),
+            ));
+        }
+    }
+    Ok(selector)
+}
