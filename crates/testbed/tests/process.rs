@@ -56,3 +56,30 @@ async fn sigterm_makes_it_unready_first_gives_the_lease_back_and_ends_in_time() 
     assert!(began.elapsed() < Duration::from_secs(2), "takeover took {:?}", began.elapsed());
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spans_reach_a_collector() -> anyhow::Result<()> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let collector = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let endpoint = format!("http://{}", collector.local_addr()?);
+    let cluster = Cluster::start(Layer::Api).await?;
+    let groundcrew = Groundcrew::builder(&cluster).env("GROUNDCREW_TRACING__OTLP_ENDPOINT", endpoint).start().await?;
+    cluster.webhook_answers().await?;
+    let received = tokio::time::timeout(SOON, async {
+        loop {
+            let (mut socket, _) = collector.accept().await?;
+            let mut bytes = vec![0; 64 * 1024];
+            let n = socket.read(&mut bytes).await?;
+            bytes.truncate(n);
+            socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await?;
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            if text.contains("/v1/traces") && text.contains("review") {
+                return anyhow::Ok(());
+            }
+        }
+    });
+    received.await??;
+    assert!(!groundcrew.log()?.contains("panicked"));
+    Ok(())
+}
