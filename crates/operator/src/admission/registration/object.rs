@@ -143,8 +143,8 @@ impl Object {
                 configuration = self.kind,
                 name = NAME,
                 until = %now.checked_add(hold).unwrap_or(now),
-                "someone deleted the webhook configuration; it is left deleted until then, \
-                 or until the ConfigMap that remembers it is deleted too"
+                "someone deleted the webhook configuration; leaving it deleted until the time given, \
+                 or until the ConfigMap that remembers the deletion is deleted too"
             );
         }
         Ok(memory.remaining(hold, now))
