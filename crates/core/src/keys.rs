@@ -32,6 +32,12 @@ impl Lookup for BTreeMap<String, String> {
     }
 }
 
+impl<L: Lookup> Lookup for &L {
+    fn value(&self, key: &str) -> Option<&str> {
+        (*self).value(key)
+    }
+}
+
 impl<L: Lookup> Lookup for Option<L> {
     fn value(&self, key: &str) -> Option<&str> {
         self.as_ref()?.value(key)

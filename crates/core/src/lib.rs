@@ -10,4 +10,5 @@ pub mod keys;
 pub mod patch;
 pub mod pod;
 pub mod quantity;
+pub mod sizing;
 pub mod timestamp;
