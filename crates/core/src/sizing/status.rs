@@ -139,10 +139,10 @@ fn pods(count: usize) -> String {
 
 /// The percentage of a node that its sized pods reserve, for each resource the node reports.
 #[must_use]
-pub fn load<'a>(allocatable: &Amounts, sized: impl Iterator<Item = &'a Shape> + Clone) -> Amounts {
+pub fn load(allocatable: &Amounts, sized: &[&Shape]) -> Amounts {
     let percent = |resource: Resource| {
         let all = allocatable.of(resource).filter(|all| *all > 0)?;
-        let reserved: u128 = sized.clone().map(|shape| u128::from(shape.reserves(resource))).sum();
+        let reserved: u128 = sized.iter().map(|shape| u128::from(shape.reserves(resource))).sum();
         u64::try_from(reserved * 100 / u128::from(all)).ok()
     };
     Amounts { cpu: percent(Resource::Cpu), memory: percent(Resource::Memory), storage: percent(Resource::Storage) }

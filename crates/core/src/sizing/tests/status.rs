@@ -57,7 +57,7 @@ fn conditions_say_what_holds_and_why() {
 fn a_crowded_node_is_noticed_by_its_fullest_resource() {
     let sized = |cpu: &str, memory: &str| shape(&pod(&[container("a", &json!({"cpu": cpu, "memory": memory}))], &[]));
     let pods = [sized("1", "4Gi"), sized("500m", "6Gi")];
-    let load = load(&node(4000, 16 * GI, 0), pods.iter());
+    let load = load(&node(4000, 16 * GI, 0), &pods.each_ref());
     assert_eq!(load, Amounts { cpu: Some(37), memory: Some(62), storage: None });
     assert_eq!(crowded(&load, 50), Some((Resource::Memory, 62)));
     assert_eq!(crowded(&load, 62), None);
