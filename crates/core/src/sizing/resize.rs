@@ -82,14 +82,15 @@ pub enum Reason {
     /// The container's resize policy asks for a restart.
     ResizePolicy,
     Infeasible,
+    /// The API server says no, for reasons only it knows.
+    Refused,
+    /// Resizing is turned off.
+    Disabled,
 }
 
 pub type Later = Vec<Reason>;
 
 impl Reason {
-    pub const ALL: [Reason; 5] =
-        [Reason::Qos, Reason::Storage, Reason::InitContainer, Reason::ResizePolicy, Reason::Infeasible];
-
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -98,6 +99,8 @@ impl Reason {
             Reason::InitContainer => "InitContainer",
             Reason::ResizePolicy => "ResizePolicy",
             Reason::Infeasible => "Infeasible",
+            Reason::Refused => "Refused",
+            Reason::Disabled => "ResizeDisabled",
         }
     }
 }
@@ -132,6 +135,20 @@ pub fn decide(seen: Seen<'_>) -> Verdict {
         state @ (Kubelet::InProgress | Kubelet::Deferred) => Verdict::Wait(state, later),
         Kubelet::Idle if later.is_empty() => Verdict::Leave(Leave::Right),
         Kubelet::Idle => Verdict::Restart(later),
+    }
+}
+
+impl Verdict {
+    /// The verdict where a resize must not or cannot be made.
+    #[must_use]
+    pub fn without_resize(self, reason: Reason) -> Self {
+        match self {
+            Verdict::Resize(_, mut later) | Verdict::TakeBack(_, mut later) => {
+                later.push(reason);
+                Verdict::Restart(later)
+            }
+            other => other,
+        }
     }
 }
 
@@ -197,9 +214,31 @@ fn resized(shape: &Shape, changes: &[Change]) -> Shape {
     shape
 }
 
-/// A strategic merge patch of the `resize` subresource. The uid makes it miss a pod of the same name.
+/// Whether the change takes nothing from the node.
 #[must_use]
-pub fn body(uid: &str, changes: &[Change]) -> Value {
+pub fn shrinks(shape: &Shape, changes: &[Change]) -> bool {
+    let after = resized(shape, changes);
+    Resource::ALL.into_iter().all(|resource| after.reserves(resource) <= shape.reserves(resource))
+}
+
+/// What the pod now has where the changes would change it.
+#[must_use]
+pub fn now(shape: &Shape, changes: &[Change]) -> Vec<Change> {
+    let mut before = changes.to_vec();
+    for change in &mut before {
+        let container = shape.containers.iter().find(|container| container.place == change.place);
+        for resource in Resource::ALL {
+            if change.to.of(resource).is_some() {
+                change.to.set(resource, container.and_then(|container| container.declared(resource)));
+            }
+        }
+    }
+    before
+}
+
+/// The `spec` of a strategic merge patch of the `resize` subresource.
+#[must_use]
+pub fn spec(changes: &[Change]) -> Value {
     let mut spec = Map::new();
     for change in changes {
         let named =
@@ -211,7 +250,7 @@ pub fn body(uid: &str, changes: &[Change]) -> Value {
             list.push(container);
         }
     }
-    json!({"metadata": {"uid": uid}, "spec": spec})
+    Value::Object(spec)
 }
 
 const FIRST_RETRY: Duration = Duration::from_secs(60);

@@ -59,6 +59,8 @@ pub enum Write {
     },
     /// JSON Patch; its own `test` operations say which state it was decided on.
     Json(JsonPatch),
+    /// JSON Patch of the `status` subresource; custom resources know no strategic merge.
+    JsonStatus(JsonPatch),
     /// Strategic merge of `status`, which keeps the conditions of others.
     Status(Value),
     /// In-place resize of a pod.
@@ -80,7 +82,7 @@ impl Write {
         match self {
             Write::Merge { .. } => "merge",
             Write::Json(_) => "json_patch",
-            Write::Status(_) => "status",
+            Write::JsonStatus(_) | Write::Status(_) => "status",
             Write::Resize(_) => "resize",
             Write::Apply(_) => "apply",
             Write::Evict { .. } => "evict",
@@ -231,7 +233,7 @@ fn judge(write: &Write, status: Box<Status>) -> Result<Outcome, WriteError> {
     match (status.code, write) {
         (404, _) => Ok(Outcome::Gone),
         (409, _) => Ok(Outcome::Conflict),
-        (422, Write::Json(_)) if !names_a_field(&status) => Ok(Outcome::Conflict),
+        (422, Write::Json(_) | Write::JsonStatus(_)) if !names_a_field(&status) => Ok(Outcome::Conflict),
         (429, Write::Evict { .. }) => {
             let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
             let retry_after = (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)));
@@ -258,6 +260,9 @@ fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, Wri
             address.patch(name, &params, &Patch::Merge(merged(patch.clone(), guard)))
         }
         Write::Json(patch) => address.patch(name, &params, &Patch::<()>::Json(patch.clone())),
+        Write::JsonStatus(patch) => {
+            address.patch_subresource("status", name, &params, &Patch::<()>::Json(patch.clone()))
+        }
         Write::Status(status) => {
             let body = json!({"metadata": {"uid": uid}, "status": status});
             address.patch_subresource("status", name, &params, &Patch::Strategic(body))

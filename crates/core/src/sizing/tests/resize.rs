@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::super::resize::{Change, Kubelet, Leave, Reason, Seen, Verdict, body, decide, retry_after};
+use super::super::resize::{Change, Kubelet, Leave, Reason, Seen, Verdict, decide, now, retry_after, shrinks, spec};
 use super::*;
 
 /// A pod as admission left it, and what a later look at it sees.
@@ -166,6 +166,10 @@ fn an_infeasible_resize_is_taken_back_to_what_runs() {
     seen.allocated = vec![cpu_and_memory(400, 1_717_986_918)];
     let Verdict::TakeBack(changes, later) = seen.verdict(&percent(20, 10, 5)) else { panic!() };
     assert_eq!((changes[0].to, later), (Amounts { cpu: Some(400), ..Amounts::default() }, vec![Reason::Infeasible]));
+    assert!(shrinks(&shape(&seen.pod), &changes));
+    let wish = now(&shape(&seen.pod), &changes);
+    assert_eq!(wish[0].to, Amounts { cpu: Some(800), ..Amounts::default() }, "what a later try will ask for again");
+    assert!(!shrinks(&shape(&one()), &wish));
 }
 
 #[test]
@@ -200,15 +204,20 @@ fn the_patch_names_containers_and_nothing_else() {
     ];
     let both = |sizes: Value| json!({"requests": sizes, "limits": sizes});
     assert_eq!(
-        body("u-1", &changes),
+        spec(&changes),
         json!({
-            "metadata": {"uid": "u-1"},
-            "spec": {
-                "containers": [{"name": "a", "resources": both(json!({"cpu": "480m", "memory": "1Gi"}))}],
-                "initContainers": [{"name": "proxy", "resources": both(json!({"cpu": "20m"}))}],
-            },
+            "containers": [{"name": "a", "resources": both(json!({"cpu": "480m", "memory": "1Gi"}))}],
+            "initContainers": [{"name": "proxy", "resources": both(json!({"cpu": "20m"}))}],
         })
     );
+}
+
+#[test]
+fn a_resize_that_must_not_be_made_waits_for_the_next_start() {
+    let verdict = running(&percent(10, 10, 5), big(), one()).verdict(&percent(20, 10, 6));
+    let held = verdict.without_resize(Reason::Disabled);
+    assert_eq!(held, Verdict::Restart(vec![Reason::Storage, Reason::Disabled]));
+    assert_eq!(Verdict::Leave(Leave::Right).without_resize(Reason::Refused), Verdict::Leave(Leave::Right));
 }
 
 #[test]
