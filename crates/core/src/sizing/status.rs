@@ -51,8 +51,8 @@ impl Tally {
         let later = match verdict {
             Verdict::Leave(Leave::Ending) => return,
             Verdict::Leave(Leave::Right) => &[][..],
-            Verdict::Leave(Leave::Unsized(_)) => {
-                self.unsized_pods += 1;
+            Verdict::Leave(Leave::Unsized(why)) => {
+                self.unsized_pods += usize::from(why.is_failure());
                 &[]
             }
             Verdict::Wait(Kubelet::Deferred, later) => {

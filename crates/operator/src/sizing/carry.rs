@@ -92,6 +92,7 @@ pub fn run(context: &Context, facts: Arc<Facts>, pods: Arc<Cache<PodFacts>>, met
         pods,
         metrics,
         memory: Memory::default(),
+        pace: Pace::new(context.config.sizing.resizes_per_second),
         failing: HashMap::new(),
         crowded: BTreeMap::new(),
     };
@@ -102,6 +103,31 @@ async fn forward(changes: Arc<Changes>, changed: Arc<Notify>) {
     loop {
         changes.next().await;
         changed.notify_one();
+    }
+}
+
+/// So many in each second that begins with the first of them.
+#[derive(Debug)]
+struct Pace {
+    per_second: usize,
+    began: Option<Instant>,
+    taken: usize,
+}
+
+impl Pace {
+    fn new(per_second: u32) -> Self {
+        Self { per_second: usize::try_from(per_second).unwrap_or(usize::MAX), began: None, taken: 0 }
+    }
+
+    fn allows(&mut self, now: Instant) -> usize {
+        if self.began.is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1)) {
+            (self.began, self.taken) = (Some(now), 0);
+        }
+        self.per_second.saturating_sub(self.taken)
+    }
+
+    fn take(&mut self, count: usize) {
+        self.taken += count;
     }
 }
 
@@ -119,6 +145,7 @@ struct Keeper {
     pods: Arc<Cache<PodFacts>>,
     metrics: Metrics,
     memory: Memory,
+    pace: Pace,
     failing: HashMap<Key, Failing>,
     crowded: BTreeMap<String, Crowd>,
 }
@@ -144,16 +171,10 @@ impl Keeper {
     /// Gather, decide, apply. Tells whether something is left to do soon.
     async fn pass(&mut self) -> bool {
         let now = Instant::now();
-        // What the pace allows in the time between two passes.
-        let pace = f64::from(self.context.config.sizing.resizes_per_second);
-        let budget = (pace * 2.0 * GAP.as_secs_f64()).ceil();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "at most a thousand, never negative"
-        )]
-        let plan = sweep(&self.facts, &self.pods, &mut self.memory, &self.settings, budget as usize, now);
+        let budget = self.pace.allows(now);
+        let plan = sweep(&self.facts, &self.pods, &mut self.memory, &self.settings, budget, now);
         self.metrics.record(&plan);
+        self.pace.take(plan.jobs.len());
         self.resize(&plan.jobs).await;
         self.report(&plan.templates).await;
         let waiting = self.complain(&plan.failures, now);
@@ -307,3 +328,6 @@ fn status(template: &TemplateFacts, summary: &Summary, now: Timestamp) -> Templa
         conditions: vec![condition("Ready", &summary.ready), condition("ResizePending", &summary.resize_pending)],
     }
 }
+
+#[cfg(test)]
+mod tests;

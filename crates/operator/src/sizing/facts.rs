@@ -344,3 +344,6 @@ fn allocated(shape: &Shape, status: &PodStatus) -> Vec<Amounts> {
     let of = |name: &str| statuses().find(|status| status.name == name)?.allocated_resources.as_ref();
     shape.containers.iter().map(|container| Amounts::declared(&of(&container.name))).collect()
 }
+
+#[cfg(test)]
+mod tests;

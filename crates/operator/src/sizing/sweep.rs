@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use groundcrew_core::sizing::resize::{self, Change, Kubelet, Leave, Reason, Verdict};
 use groundcrew_core::sizing::status::{Summary, Tally, crowded, load};
-use groundcrew_core::sizing::{Asked, Owner, Shape, Why};
+use groundcrew_core::sizing::{Asked, Owner, Qos, Shape, Why};
 use tokio::time::Instant;
 
 use super::facts::{Facts, PodFacts, key};
@@ -185,6 +185,10 @@ fn look(
 
 /// What settings and earlier refusals leave of a verdict.
 fn tempered(verdict: Verdict, memory: &Memory, settings: &Settings, pod: &PodFacts, now: Instant) -> Verdict {
+    // A sized pod whose node is gone goes soon, too; nobody has to hear of that.
+    if matches!(verdict, Verdict::Leave(Leave::Unsized(Why::NodeMissing(_)))) && pod.qos == Some(Qos::Guaranteed) {
+        return Verdict::Leave(Leave::Ending);
+    }
     if !settings.resize {
         return verdict.without_resize(Reason::Disabled);
     }

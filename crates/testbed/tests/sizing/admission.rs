@@ -66,6 +66,16 @@ impl World {
         anyhow::bail!("no pod is ever sized")
     }
 
+    /// What whoever creates this pod is told.
+    async fn warnings(&self, pod: &Pod) -> anyhow::Result<Vec<String>> {
+        let path = format!("/api/v1/namespaces/{}/pods?dryRun=All", self.namespace.name());
+        let request = http::Request::post(path).header("content-type", "application/json");
+        let response = self.cluster.client().send(request.body(serde_json::to_vec(pod)?.into())?).await?;
+        anyhow::ensure!(response.status().is_success(), "{}", response.status());
+        let warnings = response.headers().get_all("warning").iter();
+        Ok(warnings.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned()).collect())
+    }
+
     async fn create(&self, pod: &Pod) -> anyhow::Result<Pod> {
         Ok(self.namespace.api::<Pod>().create(&PostParams::default(), pod).await?)
     }
@@ -142,6 +152,11 @@ async fn what_cannot_be_sized_is_created_as_it_is() -> anyhow::Result<()> {
     let lost = sets.create(&PostParams::default(), &daemon_set("lost", Some("missing"))).await?;
     let pod = world.create(&pod_of(&lost, "n", &json!({}))).await?;
     assert!(sizes(&pod, 0).is_empty(), "there is no such template");
+    let warnings = world.warnings(&pod_of(&lost, "n", &json!({}))).await?;
+    let told = "flexdaemonsets.xai/resource-template: pod not sized: there is no FlexDaemonsetTemplate";
+    assert!(warnings.iter().any(|warning| warning.contains(told)), "{warnings:?}");
+    assert_eq!(world.warnings(&pod_of(&world.set, "n", &json!({}))).await?, [""; 0]);
+
     let event = wait_event(&world.cluster, world.namespace.name(), "SizingFailed", "lost").await?;
     assert_eq!(event.message.as_deref(), Some("there is no FlexDaemonsetTemplate \"missing\""));
     assert_eq!(event.type_.as_deref(), Some("Warning"));

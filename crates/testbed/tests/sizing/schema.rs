@@ -1,6 +1,4 @@
 use groundcrew_testbed::Layer;
-use kube::api::DynamicObject;
-use kube::core::ApiResource;
 use kube::{Client, Error};
 
 use super::*;
@@ -83,8 +81,8 @@ async fn samples_and_objects_of_the_original_apply_unchanged() -> anyhow::Result
                 let set: DaemonSet = serde_json::from_value(object.clone())?;
                 serde_json::to_value(namespace.api::<DaemonSet>().create(&PostParams::default(), &set).await?)?
             } else {
-                let raw: DynamicObject = serde_json::from_value(object.clone())?;
-                serde_json::to_value(super::schema::raw(&cluster.client()).create(&PostParams::default(), &raw).await?)?
+                let untyped: DynamicObject = serde_json::from_value(object.clone())?;
+                serde_json::to_value(raw(&cluster.client()).create(&PostParams::default(), &untyped).await?)?
             };
             let Value::Object(fields) = &object["spec"] else { anyhow::bail!("{file} has no spec") };
             for (field, value) in fields.iter().filter(|_| object["kind"] != "DaemonSet") {
@@ -95,5 +93,20 @@ async fn samples_and_objects_of_the_original_apply_unchanged() -> anyhow::Result
     let original = templates.get("default-resource-percentages").await?;
     assert!(original.spec.read().is_ok());
     assert_eq!(serde_json::to_value(original.spec.distribution)?, json!("Pod"), "the default is written");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_without_the_crd_is_ready_and_takes_it_up_when_it_comes() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    let groundcrew = Groundcrew::builder(&cluster).start().await?;
+    assert!(groundcrew.log()?.contains("is not installed"));
+    let templates = install_crd(&cluster).await?;
+    templates.create(&PostParams::default(), &template("late", percent(1, 2, 3))).await?;
+    let ready = |t: &FlexDaemonsetTemplate| {
+        let conditions = t.status.iter().flat_map(|status| &status.conditions);
+        conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True" && c.reason == "Unused")
+    };
+    cluster.wait_for(&templates, "late", "seen", SOON, ready).await?;
     Ok(())
 }

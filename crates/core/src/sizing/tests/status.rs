@@ -48,6 +48,8 @@ fn conditions_say_what_holds_and_why() {
     assert_eq!(short(&moving.resize_pending), (true, "Resizing"));
     let failing = tally(&[Verdict::Leave(Leave::Unsized(Why::NodeMissing("n".to_owned())))]).summary(&Ok(contract()));
     assert_eq!(short(&failing.ready), (false, "PodsUnsized"));
+    let whole = tally(&[Verdict::Leave(Leave::Unsized(Why::PodLevel))]).summary(&Ok(contract()));
+    assert_eq!(short(&whole.ready), (true, "InUse"), "left alone on purpose");
     let broken = Tally::default().summary(&Template::read(&Raw::default()));
     assert_eq!(short(&broken.ready), (false, "Invalid"));
     assert!(broken.ready.message.contains("cpuPercentage"));
