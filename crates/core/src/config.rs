@@ -26,6 +26,7 @@ pub struct Config {
     pub health: SocketAddr,
     pub tracing: Tracing,
     pub timestamp: TimestampFeature,
+    pub sizing: SizingFeature,
 }
 
 #[derive(Clone, Debug)]
@@ -110,6 +111,16 @@ pub struct TimestampFeature {
     pub enabled: bool,
 }
 
+#[derive(Clone, Debug)]
+pub struct SizingFeature {
+    pub enabled: bool,
+    /// Whether running pods follow their template and node.
+    pub resize: bool,
+    pub resizes_per_second: u32,
+    /// The percentage of a node that all its sized pods together may reserve without a warning.
+    pub warn_share: u64,
+}
+
 impl LogLevel {
     const ALL: &'static [Self] = &[Self::Trace, Self::Debug, Self::Info, Self::Warn, Self::Error];
 
@@ -162,7 +173,8 @@ pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
         metrics: metrics(root.section("metrics")),
         health: health(root.section("health")),
         tracing: tracing(root.section("tracing")),
-        timestamp: TimestampFeature { enabled: root.section("timestamp").get("enabled", true, boolean) },
+        timestamp: timestamp(root.section("timestamp")),
+        sizing: sizing(root.section("sizing")),
     };
     drop(root);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }
@@ -248,6 +260,20 @@ fn health(mut s: Section<'_>) -> SocketAddr {
 
 fn tracing(mut s: Section<'_>) -> Tracing {
     Tracing { otlp_endpoint: s.optional("otlpEndpoint", text) }
+}
+
+fn timestamp(mut s: Section<'_>) -> TimestampFeature {
+    TimestampFeature { enabled: s.get("enabled", true, boolean) }
+}
+
+fn sizing(mut s: Section<'_>) -> SizingFeature {
+    SizingFeature {
+        enabled: s.get("enabled", true, boolean),
+        resize: s.get("resize", true, boolean),
+        // A thousand nodes follow a changed template within a minute, and the API server hardly notices.
+        resizes_per_second: u32::try_from(s.get("resizesPerSecond", 20, integer(1, 1000))).unwrap_or(20),
+        warn_share: s.get("warnShare", 50, integer(1, 100)),
+    }
 }
 
 /// IPv6's any address takes IPv4 too.

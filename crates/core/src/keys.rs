@@ -9,6 +9,14 @@ pub const ADDTIME: &str = "addtime";
 /// The time groundcrew wrote, or the user's own, which is never touched.
 pub const TIMESTAMP: &str = "timestamp";
 
+/// Names the template that sizes a DaemonSet's pods.
+pub const RESOURCE_TEMPLATE: &str = "flexdaemonsets.xai/resource-template";
+
+/// The template a DaemonSet or its pod asks for; an empty value means none.
+pub fn resource_template(annotations: &impl Lookup) -> Option<&str> {
+    annotations.value(RESOURCE_TEMPLATE).filter(|name| !name.is_empty())
+}
+
 /// A map of annotations or labels, whoever owns the strings.
 pub trait Lookup {
     fn value(&self, key: &str) -> Option<&str>;
@@ -21,6 +29,12 @@ pub trait Lookup {
 impl Lookup for BTreeMap<String, String> {
     fn value(&self, key: &str) -> Option<&str> {
         self.get(key).map(String::as_str)
+    }
+}
+
+impl<L: Lookup> Lookup for &L {
+    fn value(&self, key: &str) -> Option<&str> {
+        (*self).value(key)
     }
 }
 

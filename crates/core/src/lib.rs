@@ -9,4 +9,6 @@ pub mod feature;
 pub mod keys;
 pub mod patch;
 pub mod pod;
+pub mod quantity;
+pub mod sizing;
 pub mod timestamp;

@@ -3,13 +3,14 @@
 use groundcrew_core::config::Config;
 use groundcrew_core::feature::Feature;
 use k8s_openapi::api::rbac::v1::PolicyRule;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use prometheus_client::registry::Registry;
 
 use crate::admission::PodFeature;
 use crate::admission::certs::Trust;
 use crate::admission::registration::{self, Desired, Entry, Namespaces, Target};
 use crate::run::Context;
-use crate::timestamp;
+use crate::{sizing, timestamp};
 
 /// One feature, as the process sees it.
 #[derive(Clone, Copy, Debug)]
@@ -20,13 +21,15 @@ pub struct Row {
     pub permissions: fn(&Config) -> Vec<PolicyRule>,
     /// What the API server is to send us for it.
     pub entries: fn(&Config, &Namespaces) -> Vec<Entry>,
+    /// The kinds it brings along.
+    pub crds: fn() -> Vec<CustomResourceDefinition>,
     /// Its part in pod admission.
     pub admission: fn(&Context) -> Option<Box<dyn PodFeature>>,
     /// Starts its caches and controllers.
     pub start: fn(&Context, &mut Registry),
 }
 
-pub const TABLE: [Row; 1] = [timestamp::ROW];
+pub const TABLE: [Row; 2] = [timestamp::ROW, sizing::ROW];
 
 pub fn enabled(config: &Config) -> impl Iterator<Item = &'static Row> {
     TABLE.iter().filter(|row| (row.enabled)(config))

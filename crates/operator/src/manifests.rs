@@ -33,6 +33,7 @@ pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels()}}),
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(NAME, Some(namespace))}),
     ];
+    all.extend(features::enabled(config).flat_map(|feature| (feature.crds)()).map(|crd| value(&crd)));
     all.extend(role("ClusterRole", None, namespace, cluster_rules(config)));
     all.extend(role("Role", Some(namespace), namespace, own_namespace_rules()));
     // Never held: the first leader of a new installation need not wait.

@@ -5,7 +5,9 @@
 //! stop:  not ready ─► controllers end, lease given back ─► grace ─► requests in flight answered ─► out
 //! ```
 
-use std::sync::Arc;
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use groundcrew_core::config::{CertificateSource, Config, everywhere};
@@ -63,9 +65,24 @@ pub struct Context {
     /// Work ends here; the webhook goes on for a moment.
     pub stopping: CancellationToken,
     pub clock: fn() -> Timestamp,
+    shared: Shared,
 }
 
+/// What several parts of a feature use together, by its type.
+type Shared = Arc<Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>>;
+
 impl Context {
+    /// The one value of this type, made by whoever asks first: admission and controller see the same caches.
+    pub fn shared<T: Send + Sync + 'static>(&self, make: impl FnOnce() -> T) -> Arc<T> {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = shared.get(&TypeId::of::<T>()).and_then(|value| Arc::clone(value).downcast::<T>().ok());
+        known.unwrap_or_else(|| {
+            let made = Arc::new(make());
+            shared.insert(TypeId::of::<T>(), Arc::clone(&made) as Arc<dyn Any + Send + Sync>);
+            made
+        })
+    }
+
     /// Keeps a cache filled while the process runs, and the process unready until it is.
     pub fn follow<P: Send + Sync + 'static>(&self, cache: &Cache<P>, fill: impl Future<Output = ()> + Send + 'static) {
         let check = self.readiness.check(cache.what());
@@ -199,6 +216,7 @@ impl Process {
             tasks: self.tasks.clone(),
             stopping: self.stopping.clone(),
             clock: Timestamp::now,
+            shared: Shared::default(),
         };
         (context, elector)
     }

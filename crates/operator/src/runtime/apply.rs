@@ -61,6 +61,8 @@ pub enum Write {
     },
     /// JSON Patch; its own `test` operations say which state it was decided on.
     Json(JsonPatch),
+    /// JSON Patch of the `status` subresource; custom resources know no strategic merge.
+    JsonStatus(JsonPatch),
     /// Strategic merge of `status`, which keeps the conditions of others.
     Status(Value),
     /// In-place resize of a pod.
@@ -83,7 +85,7 @@ impl Write {
         match self {
             Write::Merge { .. } => "merge",
             Write::Json(_) => "json_patch",
-            Write::Status(_) => "status",
+            Write::JsonStatus(_) | Write::Status(_) => "status",
             Write::Resize(_) => "resize",
             Write::Apply(_) => "apply",
             Write::Evict { .. } => "evict",
@@ -236,7 +238,7 @@ fn judge(write: &Write, status: Box<Status>) -> Result<Outcome, WriteError> {
         _ if is_another_object(&status) => Ok(Outcome::Gone),
         (409, _) => Ok(Outcome::Conflict),
         // Validation names its causes; a patch that does not apply, a failed `test` first of all, has none.
-        (422, Write::Json(_)) if causes(&status).next().is_none() => Ok(Outcome::Conflict),
+        (422, Write::Json(_) | Write::JsonStatus(_)) if causes(&status).next().is_none() => Ok(Outcome::Conflict),
         // Without this cause it is the API server itself that is busy.
         (429, Write::Evict { .. }) if causes(&status).any(|cause| cause.reason == "DisruptionBudget") => {
             let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
@@ -286,6 +288,9 @@ fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, Wri
             address.patch(name, &params, &Patch::Merge(merged(patch.clone(), &guard)))
         }
         Write::Json(patch) => address.patch(name, &params, &Patch::<()>::Json(patch.clone())),
+        Write::JsonStatus(patch) => {
+            address.patch_subresource("status", name, &params, &Patch::<()>::Json(patch.clone()))
+        }
         Write::Status(status) => {
             let body = json!({"metadata": {"uid": uid}, "status": status});
             address.patch_subresource("status", name, &params, &Patch::Strategic(body))
