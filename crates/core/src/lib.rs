@@ -10,3 +10,4 @@ pub mod keys;
 pub mod patch;
 pub mod pod;
 pub mod timestamp;
+pub mod warmup;

@@ -16,12 +16,18 @@ use crate::pod::PodView;
 #[derive(Debug, Default)]
 pub struct PodPatch {
     annotations: BTreeMap<String, String>,
+    gates: Vec<&'static str>,
     raw: Vec<PatchOperation>,
 }
 
 impl PodPatch {
     pub fn annotate(&mut self, key: &str, value: impl Into<String>) {
         self.annotations.insert(key.to_owned(), value.into());
+    }
+
+    /// Appends a readiness gate; those of others stay where they are.
+    pub fn gate(&mut self, condition: &'static str) {
+        self.gates.push(condition);
     }
 
     /// An operation as it stands, for what no other method says.
@@ -34,6 +40,7 @@ impl PodPatch {
     pub fn against(self, pod: &PodView<'_>) -> Patch {
         let mut operations = Vec::with_capacity(self.annotations.len() + self.raw.len());
         merge_map(&mut operations, ["metadata", "annotations"], pod.metadata.annotations.is_some(), self.annotations);
+        append_gates(&mut operations, pod.spec.readiness_gates.is_some(), &self.gates);
         operations.extend(self.raw);
         Patch(operations)
     }
@@ -56,6 +63,16 @@ fn merge_map<const N: usize>(
         let path = PointerBuf::from_tokens(parent.iter().copied().chain([key.as_str()]));
         operations.push(add(path, Value::String(value)));
     }
+}
+
+fn append_gates(operations: &mut Vec<PatchOperation>, exists: bool, gates: &[&'static str]) {
+    let gates: Vec<Value> = gates.iter().map(|gate| json!({"conditionType": gate})).collect();
+    if !exists && !gates.is_empty() {
+        operations.push(add(PointerBuf::from_tokens(["spec", "readinessGates"]), Value::Array(gates)));
+        return;
+    }
+    let last = || PointerBuf::from_tokens(["spec", "readinessGates", "-"]);
+    operations.extend(gates.into_iter().map(|gate| add(last(), gate)));
 }
 
 /// A plain `add`.
@@ -115,6 +132,17 @@ mod tests {
     fn a_null_map_is_replaced_not_entered() {
         let patch = patch_of(r#"{"metadata":{"annotations":null}}"#, |p| p.annotate("a", "1"));
         assert_eq!(patch, json!([{"op": "add", "path": "/metadata/annotations", "value": {"a": "1"}}]));
+    }
+
+    #[test]
+    fn a_gate_is_appended_behind_those_of_others() {
+        let gate = json!({"conditionType": "ours"});
+        let patch = patch_of(r#"{"metadata":{},"spec":{"readinessGates":[{"conditionType":"theirs"}]}}"#, |p| p.gate("ours"));
+        assert_eq!(patch, json!([{"op": "add", "path": "/spec/readinessGates/-", "value": gate}]));
+        for bare in [r#"{"metadata":{},"spec":{}}"#, r#"{"metadata":{},"spec":{"readinessGates":null}}"#] {
+            let patch = patch_of(bare, |p| p.gate("ours"));
+            assert_eq!(patch, json!([{"op": "add", "path": "/spec/readinessGates", "value": [gate]}]));
+        }
     }
 
     #[test]

@@ -14,6 +14,76 @@ use crate::keys::Lookup;
 pub struct PodView<'a> {
     #[serde(borrow, default)]
     pub metadata: MetaView<'a>,
+    #[serde(borrow, default)]
+    pub spec: SpecView<'a>,
+}
+
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SpecView<'a> {
+    #[serde(borrow, default)]
+    pub readiness_gates: Option<Vec<Gate<Text<'a>>>>,
+    #[serde(borrow, default)]
+    pub containers: Option<Vec<Container<Text<'a>>>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Gate<S> {
+    pub condition_type: S,
+}
+
+/// A container as far as warm-up has to find its way into it; `S` owns or borrows.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Container<S> {
+    pub name: S,
+    #[serde(default = "none")]
+    pub ports: Option<Vec<ContainerPort<S>>>,
+    #[serde(default = "none")]
+    pub readiness_probe: Option<Probe<S>>,
+    /// `Always` on an init container makes it a sidecar.
+    #[serde(default = "none")]
+    pub restart_policy: Option<S>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerPort<S> {
+    #[serde(default = "none")]
+    pub name: Option<S>,
+    pub container_port: i64,
+    #[serde(default = "none")]
+    pub protocol: Option<S>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Probe<S> {
+    #[serde(default = "none")]
+    pub http_get: Option<HttpGet<S>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HttpGet<S> {
+    #[serde(default = "none")]
+    pub path: Option<S>,
+    pub port: IntOrName<S>,
+    #[serde(default = "none")]
+    pub scheme: Option<S>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(untagged)]
+pub enum IntOrName<S> {
+    Int(i64),
+    Name(S),
+}
+
+/// serde's plain `default` would ask the string type to have one.
+fn none<T>() -> Option<T> {
+    None
 }
 
 #[derive(Debug, Default, serde::Deserialize)]
@@ -47,6 +117,12 @@ pub struct Text<'a>(Cow<'a, str>);
 impl Text<'_> {
     #[must_use]
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<str> for Text<'_> {
+    fn as_ref(&self) -> &str {
         &self.0
     }
 }
