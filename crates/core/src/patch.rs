@@ -137,7 +137,8 @@ mod tests {
     #[test]
     fn a_gate_is_appended_behind_those_of_others() {
         let gate = json!({"conditionType": "ours"});
-        let patch = patch_of(r#"{"metadata":{},"spec":{"readinessGates":[{"conditionType":"theirs"}]}}"#, |p| p.gate("ours"));
+        let patch =
+            patch_of(r#"{"metadata":{},"spec":{"readinessGates":[{"conditionType":"theirs"}]}}"#, |p| p.gate("ours"));
         assert_eq!(patch, json!([{"op": "add", "path": "/spec/readinessGates/-", "value": gate}]));
         for bare in [r#"{"metadata":{},"spec":{}}"#, r#"{"metadata":{},"spec":{"readinessGates":null}}"#] {
             let patch = patch_of(bare, |p| p.gate("ours"));

@@ -50,7 +50,11 @@ pub(super) fn detected<S: AsRef<str>>(containers: &[Container<S>]) -> Result<u16
     let container = match containers {
         [one] => one,
         [] => return Err(nothing_to_detect()),
-        _ => return Err(format!("pod has multiple containers, please specify warmup port using annotation {WARMUP_PORT}")),
+        _ => {
+            return Err(format!(
+                "pod has multiple containers, please specify warmup port using annotation {WARMUP_PORT}"
+            ));
+        }
     };
     let tcp: Vec<&ContainerPort<S>> = ports(container).filter(|port| is_tcp(port)).collect();
     match tcp.as_slice() {

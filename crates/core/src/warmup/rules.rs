@@ -136,7 +136,8 @@ impl Rules {
     pub fn read<S: AsRef<str>>(annotations: &impl Lookup, containers: &[Container<S>]) -> Result<Self, Problems> {
         let mut r = Reader { annotations, problems: Vec::new() };
         let requests = r.read(keys::WARMUP_REQUESTS, requests);
-        let duration = r.read(keys::WARMUP_DURATION, |text| bounded("warmup-duration", text)).unwrap_or(DEFAULT_DURATION);
+        let duration =
+            r.read(keys::WARMUP_DURATION, |text| bounded("warmup-duration", text)).unwrap_or(DEFAULT_DURATION);
         let timeout = r.read(keys::WARMUP_TIMEOUT, |text| bounded("warmup-timeout", text));
         let protocol = r.read(keys::WARMUP_PROTOCOL, |text| named("warmup-protocol", text, Protocol::parse));
         let grpc_method = r.read(keys::WARMUP_GRPC_METHOD, |text| named("warmup-grpc-method", text, GrpcMethod::parse));

@@ -93,12 +93,20 @@ fn an_empty_value_means_absent() {
 #[case("warmup-requests", "many", "invalid warmup-requests value \"many\": not a whole number")]
 #[case("warmup-requests", "1e12", "invalid warmup-requests value \"1e12\": not a whole number")]
 #[case("warmup-requests", "3.5", "invalid warmup-requests value \"3.5\": not a whole number")]
-#[case("warmup-requests", "99999999999999999999", "invalid warmup-requests value \"99999999999999999999\": out of range")]
+#[case(
+    "warmup-requests",
+    "99999999999999999999",
+    "invalid warmup-requests value \"99999999999999999999\": out of range"
+)]
 #[case("warmup-requests", "0", "warmup-requests must be at least 1, got 0")]
 #[case("warmup-requests", "-1", "warmup-requests must be at least 1, got -1")]
 #[case("warmup-requests", "12001", "warmup-requests must not exceed 12000, got 12001")]
 #[case("warmup-requests", "1000000000000", "warmup-requests must not exceed 12000, got 1000000000000")]
-#[case("warmup-duration", "soon", "invalid warmup-duration value \"soon\": not a duration; write it like 300ms, 30s or 1m30s")]
+#[case(
+    "warmup-duration",
+    "soon",
+    "invalid warmup-duration value \"soon\": not a duration; write it like 300ms, 30s or 1m30s"
+)]
 #[case("warmup-duration", "30", "invalid warmup-duration value \"30\": a number needs a unit: ns, us, ms, s, m or h")]
 #[case("warmup-duration", "500ms", "warmup-duration must be at least 1s, got 500ms")]
 #[case("warmup-duration", "1.5h", "warmup-duration must not exceed 5m, got 1h30m0s")]
@@ -107,23 +115,47 @@ fn an_empty_value_means_absent() {
 #[case("warmup-timeout", "5m1s", "warmup-timeout must not exceed 5m, got 5m1s")]
 #[case("warmup-protocol", "HTTP", "invalid warmup-protocol value \"HTTP\": must be one of http, https, h2c, grpc")]
 #[case("warmup-grpc-method", "Get", "invalid warmup-grpc-method value \"Get\": must look like package.Service/Method")]
-#[case("warmup-grpc-method", "a/b/c", "invalid warmup-grpc-method value \"a/b/c\": must look like package.Service/Method")]
-#[case("warmup-grpc-method", ".a/b", "invalid warmup-grpc-method value \".a/b\": must look like package.Service/Method")]
+#[case(
+    "warmup-grpc-method",
+    "a/b/c",
+    "invalid warmup-grpc-method value \"a/b/c\": must look like package.Service/Method"
+)]
+#[case(
+    "warmup-grpc-method",
+    ".a/b",
+    "invalid warmup-grpc-method value \".a/b\": must look like package.Service/Method"
+)]
 #[case("warmup-grpc-payload", "[1]", "invalid warmup-grpc-payload value \"[1]\": must be a JSON object")]
 #[case("warmup-port", "0", "warmup-port must be between 1 and 65535, got 0")]
 #[case("warmup-port", "65536", "warmup-port must be between 1 and 65535, got 65536")]
 #[case("warmup-port", "-1", "warmup-port must be between 1 and 65535, got -1")]
 #[case("warmup-port", "99999999999999999999", "warmup-port must be between 1 and 65535, got 99999999999999999999")]
 #[case("warmup-port", "web", "invalid warmup-port value \"web\": no container has a port of that name")]
-#[case("warmup-endpoint", "http://evil/", "invalid warmup-endpoint value \"http://evil/\": must be a path, not an absolute URL; the host is always the pod")]
-#[case("warmup-endpoint-from", "livenessProbe", "invalid warmup-endpoint-from value \"livenessProbe\": must be one of readinessProbe")]
-#[case("warmup-endpoint-from", "readinessProbe", "invalid warmup-endpoint-from value \"readinessProbe\": no container has an HTTP readiness probe")]
+#[case(
+    "warmup-endpoint",
+    "http://evil/",
+    "invalid warmup-endpoint value \"http://evil/\": must be a path, not an absolute URL; the host is always the pod"
+)]
+#[case(
+    "warmup-endpoint-from",
+    "livenessProbe",
+    "invalid warmup-endpoint-from value \"livenessProbe\": must be one of readinessProbe"
+)]
+#[case(
+    "warmup-endpoint-from",
+    "readinessProbe",
+    "invalid warmup-endpoint-from value \"readinessProbe\": no container has an HTTP readiness probe"
+)]
 #[case("warmup-mode", "fast", "invalid warmup-mode value \"fast\": must be one of paced, asap, converge")]
 #[case("warmup-failure-policy", "Open", "invalid warmup-failure-policy value \"Open\": must be one of open, closed")]
 #[case("warmup-retries", "11", "warmup-retries must be between 0 and 10, got 11")]
 #[case("warmup-retries", "-1", "warmup-retries must be between 0 and 10, got -1")]
 #[case("warmup-retries", "x", "invalid warmup-retries value \"x\": not a whole number")]
-#[case("warmup-config", "../secrets/x", "invalid warmup-config value \"../secrets/x\": must be the name of a WarmupConfig in the pod's namespace")]
+#[case(
+    "warmup-config",
+    "../secrets/x",
+    "invalid warmup-config value \"../secrets/x\": must be the name of a WarmupConfig in the pod's namespace"
+)]
 fn a_bad_value_is_named_with_its_key_and_rule(#[case] key: &str, #[case] value: &str, #[case] text: &str) {
     assert_eq!(read(&[(key, value)]), Err(text.to_owned()));
 }
@@ -188,7 +220,8 @@ fn a_port_is_found_by_name_in_any_container() {
     let by_name = |other| read_in(&[("warmup-port", "web")], two(other)).map(|rules| rules.port);
     assert_eq!(by_name(json!({"containerPort": 2})), Ok(8081));
     assert_eq!(by_name(json!({"name": "web", "containerPort": 53, "protocol": "UDP"})), Ok(8081));
-    let text = "invalid warmup-port value \"web\": several containers have different ports of that name; give the number";
+    let text =
+        "invalid warmup-port value \"web\": several containers have different ports of that name; give the number";
     assert_eq!(by_name(json!({"name": "web", "containerPort": 9})), Err(text.to_owned()));
     let udp = json!([{"name": "a", "ports": [{"name": "dns", "containerPort": 53, "protocol": "UDP"}]}]);
     let text = "invalid warmup-port value \"dns\": the port of that name is not a TCP port";
