@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::rules::{Mode, Protocol, Rules};
 use crate::keys::{self, Lookup};
 use crate::patch::PodPatch;
-use crate::pod::PodView;
+use crate::pod::{PodView, Text};
 
 /// What a pod CREATE comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -102,7 +102,7 @@ const KNOWN: &[&str] = &[
 ];
 
 fn unknown_keys<'a>(pod: &'a PodView<'_>) -> impl Iterator<Item = String> + 'a {
-    let given = pod.metadata.annotations.iter().flat_map(|map| map.keys()).map(|key| key.as_str());
+    let given = pod.metadata.annotations.iter().flat_map(|map| map.keys()).map(Text::as_str);
     let ours = given.filter(|key| key.starts_with(keys::WARMUP) && !KNOWN.contains(key));
     ours.map(|key| {
         let closeness = |known: &&&str| (strsim::jaro_winkler(key, known) * 1e6) as u64;
@@ -119,6 +119,7 @@ mod tests {
     use super::*;
     use crate::patch::check;
 
+    #[expect(clippy::needless_pass_by_value, reason = "json! makes values")]
     fn review(annotations: Value, gates: Value, agent: bool) -> (Verdict, Vec<String>, Value) {
         let object = json!({
             "metadata": {"annotations": annotations},
