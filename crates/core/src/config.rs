@@ -26,6 +26,7 @@ pub struct Config {
     pub health: SocketAddr,
     pub tracing: Tracing,
     pub timestamp: TimestampFeature,
+    pub warmup: WarmupFeature,
 }
 
 #[derive(Clone, Debug)]
@@ -110,6 +111,19 @@ pub struct TimestampFeature {
     pub enabled: bool,
 }
 
+#[derive(Clone, Debug)]
+pub struct WarmupFeature {
+    pub enabled: bool,
+    /// Warm-ups at once on one node.
+    pub max_concurrent: usize,
+    /// Requests per second of one node, shared between its namespaces.
+    pub max_rps: u32,
+    /// How long a pod may wait for a place, or a warm-up be set aside, before the gate opens without it.
+    pub max_queue_wait: Duration,
+    /// An agent that was not heard of for so long is gone, and the leader opens its gates.
+    pub agent_timeout: Duration,
+}
+
 impl LogLevel {
     const ALL: &'static [Self] = &[Self::Trace, Self::Debug, Self::Info, Self::Warn, Self::Error];
 
@@ -162,7 +176,8 @@ pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
         metrics: metrics(root.section("metrics")),
         health: health(root.section("health")),
         tracing: tracing(root.section("tracing")),
-        timestamp: TimestampFeature { enabled: root.section("timestamp").get("enabled", true, boolean) },
+        timestamp: timestamp(root.section("timestamp")),
+        warmup: warmup(root.section("warmup")),
     };
     drop(root);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }
@@ -248,6 +263,20 @@ fn health(mut s: Section<'_>) -> SocketAddr {
 
 fn tracing(mut s: Section<'_>) -> Tracing {
     Tracing { otlp_endpoint: s.optional("otlpEndpoint", text) }
+}
+
+fn timestamp(mut s: Section<'_>) -> TimestampFeature {
+    TimestampFeature { enabled: s.get("enabled", true, boolean) }
+}
+
+fn warmup(mut s: Section<'_>) -> WarmupFeature {
+    WarmupFeature {
+        enabled: s.get("enabled", true, boolean),
+        max_concurrent: usize::try_from(s.get("maxConcurrent", 10, integer(1, 1000))).unwrap_or(10),
+        max_rps: u32::try_from(s.get("maxRps", 100, integer(1, 100_000))).unwrap_or(100),
+        max_queue_wait: s.get("maxQueueWait", 300 * SECOND, duration_from(SECOND)),
+        agent_timeout: s.get("agentTimeout", 30 * SECOND, duration_from(3 * SECOND)),
+    }
 }
 
 /// IPv6's any address takes IPv4 too.

@@ -6,15 +6,17 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Feature {
     Timestamp,
+    Warmup,
 }
 
 impl Feature {
-    pub const ALL: [Feature; 1] = [Feature::Timestamp];
+    pub const ALL: [Feature; 2] = [Feature::Timestamp, Feature::Warmup];
 
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Feature::Timestamp => "timestamp",
+            Feature::Warmup => "warmup",
         }
     }
 }

@@ -38,6 +38,7 @@ impl PodPatch {
     /// Takes over what another feature wants; the same annotation asked for twice keeps the later value.
     pub fn absorb(&mut self, other: PodPatch) {
         self.annotations.extend(other.annotations);
+        self.gates.extend(other.gates);
         self.raw.extend(other.raw);
     }
 

@@ -17,3 +17,4 @@ pub mod run;
 pub mod runtime;
 pub mod telemetry;
 pub mod timestamp;
+pub mod warmup;

@@ -28,6 +28,9 @@ fn nothing_given_means_the_documented_defaults() {
     assert_eq!(config.metrics.map(|m| m.port()), Some(8080));
     assert_eq!(config.health.port(), 8081);
     assert!(config.timestamp.enabled);
+    assert!(config.warmup.enabled);
+    assert_eq!((config.warmup.max_concurrent, config.warmup.max_rps), (10, 100));
+    assert_eq!(config.warmup.agent_timeout, Duration::from_secs(30));
 }
 
 #[test]

@@ -14,8 +14,6 @@ use super::rules::{FailurePolicy, MAX_DURATION, Rules, failure_policy};
 use super::state::{Phase, Reason, State, Write};
 use crate::{duration, timestamp};
 
-/// An agent that has not renewed its Lease for so long is gone.
-pub const AGENT_GONE_AFTER: Duration = Duration::from_secs(30);
 /// How long a live agent may leave a ready pod without a sign.
 const UNATTENDED: Duration = Duration::from_secs(30);
 /// What the agent may be late by before the leader steps in.
@@ -28,6 +26,8 @@ pub struct Agent<'a> {
     /// Who held the Lease last; absent when this node never had one.
     pub holder: Option<&'a str>,
     pub silent_for: Duration,
+    /// Silent for so long means gone.
+    pub gone_after: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -70,10 +70,10 @@ pub fn decide(
     }
     let Ok(containers) = seen.due() else { return Verdict::Leave(Why::NotReady) };
     let record = seen.state().filter(|state| state.containers == containers);
-    if agent.silent_for >= AGENT_GONE_AFTER {
+    if agent.silent_for >= agent.gone_after {
         return Verdict::Open(unavailable(agent, containers, record.as_ref(), now));
     }
-    let gone_in = AGENT_GONE_AFTER - agent.silent_for;
+    let gone_in = agent.gone_after - agent.silent_for;
     let Some(allowed) = allowed(seen, record.as_ref(), max_queue_wait) else { return Verdict::Leave(Why::Closed) };
     if unchanged_for < allowed {
         return Verdict::LookAgain { after: gone_in.min(allowed - unchanged_for) };

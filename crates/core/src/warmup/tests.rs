@@ -91,7 +91,9 @@ impl Pod {
     }
 
     fn backstop(&self, silent: u64, unchanged: u64) -> backstop::Verdict {
-        let agent = Agent { node: "node-a", holder: Some("agent-x"), silent_for: Duration::from_secs(silent) };
+        let gone_after = Duration::from_secs(30);
+        let silent_for = Duration::from_secs(silent);
+        let agent = Agent { node: "node-a", holder: Some("agent-x"), silent_for, gone_after };
         self.see(|seen| backstop::decide(seen, agent, Duration::from_secs(unchanged), QUEUE, NOW))
     }
 }

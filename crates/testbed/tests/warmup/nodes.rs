@@ -1,0 +1,1 @@
+//! Real containers on a real node.
