@@ -275,7 +275,8 @@ fn warmup(mut s: Section<'_>) -> WarmupFeature {
         max_concurrent: usize::try_from(s.get("maxConcurrent", 10, integer(1, 1000))).unwrap_or(10),
         max_rps: u32::try_from(s.get("maxRps", 100, integer(1, 100_000))).unwrap_or(100),
         max_queue_wait: s.get("maxQueueWait", 300 * SECOND, duration_from(SECOND)),
-        agent_timeout: s.get("agentTimeout", 30 * SECOND, duration_from(3 * SECOND)),
+        // Half of it is a write's deadline and a renewal apart: less would leave the agent no time to write.
+        agent_timeout: s.get("agentTimeout", 30 * SECOND, duration_from(15 * SECOND)),
     }
 }
 

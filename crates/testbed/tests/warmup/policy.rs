@@ -80,13 +80,13 @@ async fn a_stolen_token_opens_gates_of_its_own_node_and_does_nothing_else() -> a
     };
     let open = json!({"metadata": {"annotations": {"kube-booster.io/warmup-state": "{}"}},
         "status": {"conditions": [{"type": GATE, "status": "True", "reason": "WarmupComplete"}]}});
-    // A policy takes a moment to be in force; until it is, everything is allowed.
-    let forged = json!({"status": {"podIP": "169.254.169.254", "podIPs": [{"ip": "169.254.169.254"}]}});
+    // Rights and policies take a moment to be in force; until both are, others or all say no or yes.
     let deadline = tokio::time::Instant::now() + crate::support::SOON;
-    while patch("here", &forged).await.is_ok() {
+    while !patch("there", &open).await.is_err_and(|refused| refused.to_string().contains("own node")) {
         anyhow::ensure!(tokio::time::Instant::now() < deadline, "the policy is never in force");
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     }
+    let forged = json!({"status": {"podIP": "169.254.169.254", "podIPs": [{"ip": "169.254.169.254"}]}});
     crate::support::make_ready(&admin, "here", "here-1").await?;
 
     patch("here", &open).await?;

@@ -19,7 +19,7 @@ pub const NODE: &str = "node-a";
 pub const GATE: &str = "kube-booster.io/warmup-ready";
 
 /// Times that make a lost agent quick to see.
-pub const QUICK: &str = "warmup: {agentTimeout: 6s}\n";
+pub const QUICK: &str = "warmup: {agentTimeout: 15s}\n";
 
 #[derive(Clone, Debug)]
 pub struct Hit {
