@@ -16,6 +16,7 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
         let (warmup, lease) = (config.warmup.enabled, config.clone());
         let process = Process::start(settings, config).await?;
         let mut registry = Registry::default();
+        let bound = process.readiness().check("metrics bound");
         if warmup {
             agent::prepare_lease(process.clients().write.clone(), process.namespace(), &node).await;
             let lease = agent::lease(&lease, process.namespace(), &node);
@@ -27,6 +28,7 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
             }
         }
         process.serve_metrics(registry).await?;
+        bound.pass();
         tracing::info!(node, "agent ready");
         process.until_stopped().await;
         Ok(())

@@ -273,6 +273,11 @@ impl Process {
     }
 
     #[must_use]
+    pub fn readiness(&self) -> &Readiness {
+        &self.readiness
+    }
+
+    #[must_use]
     pub fn clients(&self) -> &Clients {
         &self.clients
     }

@@ -35,7 +35,10 @@ async fn the_leader_opens_the_gates_of_an_agent_that_is_gone() -> anyhow::Result
     assert!(died.elapsed() < Duration::from_secs(40), "{:?}", died.elapsed());
     // The agent comes back and finds everything done.
     let before = server.hits().len();
-    let _back = crate::support::agent(&cluster, "back").await?;
+    let back = crate::support::agent(&cluster, "back").await?;
+    back.wait_metric("groundcrew_leader 1", SOON).await?;
+    // The leader hears of it by its watch.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     up(&pods, asking("marker", &server, &[("requests", "1"), ("duration", "1s")])).await?;
     cluster.wait_for(&pods, "marker", "warm", SOON, |p| reason(p) == "WarmupComplete").await?;
     assert_eq!(server.hits().len(), before + 1);

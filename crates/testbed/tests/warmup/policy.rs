@@ -5,31 +5,12 @@ use groundcrew_testbed::{Cluster, Layer, client_for};
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use kube::Client;
-use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::support::{GATE, NODE, Server, add_node, asking, up};
+use crate::support::{GATE, NODE, Server, add_node, apply, asking, up};
 
 const HOME: &str = "groundcrew-system";
-
-async fn apply(cluster: &Cluster, objects: Vec<Value>) -> anyhow::Result<()> {
-    for object in objects {
-        let (api_version, kind) = (object["apiVersion"].as_str().unwrap(), object["kind"].as_str().unwrap());
-        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-        let mut resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        if kind.ends_with("Policy") {
-            resource.plural = "validatingadmissionpolicies".to_owned();
-        }
-        let object: DynamicObject = serde_json::from_value(object)?;
-        let api: Api<DynamicObject> = match &object.metadata.namespace {
-            Some(namespace) => Api::namespaced_with(cluster.client(), namespace, &resource),
-            None => Api::all_with(cluster.client(), &resource),
-        };
-        api.create(&PostParams::default(), &object).await?;
-    }
-    Ok(())
-}
 
 /// A client with the token that a kubelet would mount into the agent's pod.
 async fn agent_client(cluster: &Cluster) -> anyhow::Result<Client> {
@@ -64,8 +45,8 @@ async fn a_stolen_token_opens_gates_of_its_own_node_and_does_nothing_else() -> a
     add_node(&cluster, NODE).await?;
     add_node(&cluster, "node-b").await?;
     let client = agent_client(&cluster).await?;
-    apply(&cluster, manifests::rights(HOME)).await?;
-    apply(&cluster, manifests::policies(HOME)).await?;
+    apply(&cluster, HOME, manifests::rights(HOME)).await?;
+    apply(&cluster, HOME, manifests::policies(HOME)).await?;
     let namespace = cluster.namespace("stolen").await?;
     let server = Server::start().await?;
     let admin: Api<Pod> = namespace.api();
@@ -86,7 +67,8 @@ async fn a_stolen_token_opens_gates_of_its_own_node_and_does_nothing_else() -> a
         anyhow::ensure!(tokio::time::Instant::now() < deadline, "the policy is never in force");
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     }
-    let forged = json!({"status": {"podIP": "169.254.169.254", "podIPs": [{"ip": "169.254.169.254"}]}});
+    let forged =
+        json!({"status": {"podIP": "169.254.169.254", "podIPs": [{"$patch": "replace"}, {"ip": "169.254.169.254"}]}});
     crate::support::make_ready(&admin, "here", "here-1").await?;
 
     patch("here", &open).await?;
