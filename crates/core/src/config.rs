@@ -27,6 +27,7 @@ pub struct Config {
     pub tracing: Tracing,
     pub timestamp: TimestampFeature,
     pub sizing: SizingFeature,
+    pub warmup: WarmupFeature,
 }
 
 #[derive(Clone, Debug)]
@@ -121,6 +122,19 @@ pub struct SizingFeature {
     pub warn_share: u64,
 }
 
+#[derive(Clone, Debug)]
+pub struct WarmupFeature {
+    pub enabled: bool,
+    /// Warm-ups at once on one node.
+    pub max_concurrent: usize,
+    /// Requests per second of one node, shared between its namespaces.
+    pub max_rps: u32,
+    /// How long a pod may wait for a place, or a warm-up be set aside, before the gate opens without it.
+    pub max_queue_wait: Duration,
+    /// An agent that was not heard of for so long is gone, and the leader opens its gates.
+    pub agent_timeout: Duration,
+}
+
 impl LogLevel {
     const ALL: &'static [Self] = &[Self::Trace, Self::Debug, Self::Info, Self::Warn, Self::Error];
 
@@ -175,6 +189,7 @@ pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
         tracing: tracing(root.section("tracing")),
         timestamp: timestamp(root.section("timestamp")),
         sizing: sizing(root.section("sizing")),
+        warmup: warmup(root.section("warmup")),
     };
     drop(root);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }
@@ -273,6 +288,17 @@ fn sizing(mut s: Section<'_>) -> SizingFeature {
         // A thousand nodes follow a changed template within a minute, and the API server hardly notices.
         resizes_per_second: u32::try_from(s.get("resizesPerSecond", 20, integer(1, 1000))).unwrap_or(20),
         warn_share: s.get("warnShare", 50, integer(1, 100)),
+    }
+}
+
+fn warmup(mut s: Section<'_>) -> WarmupFeature {
+    WarmupFeature {
+        enabled: s.get("enabled", true, boolean),
+        max_concurrent: usize::try_from(s.get("maxConcurrent", 10, integer(1, 1000))).unwrap_or(10),
+        max_rps: u32::try_from(s.get("maxRps", 100, integer(1, 100_000))).unwrap_or(100),
+        max_queue_wait: s.get("maxQueueWait", 300 * SECOND, duration_from(SECOND)),
+        // Half of it is a write's deadline and a renewal apart: less would leave the agent no time to write.
+        agent_timeout: s.get("agentTimeout", 30 * SECOND, duration_from(15 * SECOND)),
     }
 }
 

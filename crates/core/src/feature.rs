@@ -7,16 +7,18 @@ use std::fmt;
 pub enum Feature {
     Timestamp,
     Sizing,
+    Warmup,
 }
 
 impl Feature {
-    pub const ALL: [Feature; 2] = [Feature::Timestamp, Feature::Sizing];
+    pub const ALL: [Feature; 3] = [Feature::Timestamp, Feature::Sizing, Feature::Warmup];
 
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Feature::Timestamp => "timestamp",
             Feature::Sizing => "sizing",
+            Feature::Warmup => "warmup",
         }
     }
 }

@@ -16,6 +16,26 @@ pub const RESOURCE_TEMPLATE: &str = "flexdaemonsets.xai/resource-template";
 pub fn resource_template(annotations: &impl Lookup) -> Option<&str> {
     annotations.value(RESOURCE_TEMPLATE).filter(|name| !name.is_empty())
 }
+/// Opts a pod into warm-up; only the exact value [`WARMUP_ENABLED`] counts.
+pub const WARMUP: &str = "kube-booster.io/warmup";
+pub const WARMUP_ENABLED: &str = "enabled";
+/// The readiness gate, and the pod condition that opens it.
+pub const WARMUP_READY: &str = "kube-booster.io/warmup-ready";
+/// What the agent remembers on the pod: which containers it warmed and how far it got.
+pub const WARMUP_STATE: &str = "kube-booster.io/warmup-state";
+pub const WARMUP_ENDPOINT: &str = "kube-booster.io/warmup-endpoint";
+pub const WARMUP_REQUESTS: &str = "kube-booster.io/warmup-requests";
+pub const WARMUP_DURATION: &str = "kube-booster.io/warmup-duration";
+pub const WARMUP_PORT: &str = "kube-booster.io/warmup-port";
+pub const WARMUP_TIMEOUT: &str = "kube-booster.io/warmup-timeout";
+pub const WARMUP_PROTOCOL: &str = "kube-booster.io/warmup-protocol";
+pub const WARMUP_GRPC_METHOD: &str = "kube-booster.io/warmup-grpc-method";
+pub const WARMUP_GRPC_PAYLOAD: &str = "kube-booster.io/warmup-grpc-payload";
+pub const WARMUP_CONFIG: &str = "kube-booster.io/warmup-config";
+pub const WARMUP_MODE: &str = "kube-booster.io/warmup-mode";
+pub const WARMUP_ENDPOINT_FROM: &str = "kube-booster.io/warmup-endpoint-from";
+pub const WARMUP_FAILURE_POLICY: &str = "kube-booster.io/warmup-failure-policy";
+pub const WARMUP_RETRIES: &str = "kube-booster.io/warmup-retries";
 
 /// A map of annotations or labels, whoever owns the strings.
 pub trait Lookup {
@@ -23,6 +43,11 @@ pub trait Lookup {
 
     fn has(&self, key: &str) -> bool {
         self.value(key).is_some()
+    }
+
+    /// The value of an optional setting: present but empty means absent.
+    fn setting(&self, key: &str) -> Option<&str> {
+        self.value(key).filter(|value| !value.is_empty())
     }
 }
 

@@ -12,3 +12,4 @@ pub mod pod;
 pub mod quantity;
 pub mod sizing;
 pub mod timestamp;
+pub mod warmup;

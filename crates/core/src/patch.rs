@@ -21,6 +21,7 @@ pub type Sizes = BTreeMap<&'static str, String>;
 pub struct PodPatch {
     annotations: BTreeMap<String, String>,
     sizes: BTreeMap<Place, Sizes>,
+    gates: Vec<&'static str>,
     raw: Vec<PatchOperation>,
 }
 
@@ -34,6 +35,11 @@ impl PodPatch {
         self.sizes.insert(place, sizes);
     }
 
+    /// Appends a readiness gate; those of others stay where they are.
+    pub fn gate(&mut self, condition: &'static str) {
+        self.gates.push(condition);
+    }
+
     /// An operation as it stands, for what no other method says.
     pub fn push(&mut self, operation: PatchOperation) {
         self.raw.push(operation);
@@ -43,6 +49,7 @@ impl PodPatch {
     pub fn absorb(&mut self, other: PodPatch) {
         self.annotations.extend(other.annotations);
         self.sizes.extend(other.sizes);
+        self.gates.extend(other.gates);
         self.raw.extend(other.raw);
     }
 
@@ -54,6 +61,7 @@ impl PodPatch {
         for (place, sizes) in &self.sizes {
             resize(&mut operations, pod, *place, sizes);
         }
+        append_gates(&mut operations, pod.spec.readiness_gates.is_some(), &self.gates);
         operations.extend(self.raw);
         Patch(operations)
     }
@@ -104,6 +112,16 @@ fn resize(operations: &mut Vec<PatchOperation>, pod: &PodView<'_>, place: Place,
 fn has_size(map: &TextMap<'_>, name: &str, size: &str) -> bool {
     let existing = map.get(name).and_then(|text| quantity::parse(text.as_str()).ok());
     existing.is_some() && existing == quantity::parse(size).ok()
+}
+
+fn append_gates(operations: &mut Vec<PatchOperation>, exists: bool, gates: &[&'static str]) {
+    let gates: Vec<Value> = gates.iter().map(|gate| json!({"conditionType": gate})).collect();
+    if !exists && !gates.is_empty() {
+        operations.push(add(PointerBuf::from_tokens(["spec", "readinessGates"]), Value::Array(gates)));
+        return;
+    }
+    let last = || PointerBuf::from_tokens(["spec", "readinessGates", "-"]);
+    operations.extend(gates.into_iter().map(|gate| add(last(), gate)));
 }
 
 /// A plain `add`.
@@ -193,6 +211,18 @@ mod tests {
             "requests":{"cpu":"0.4","nvidia.com/gpu":"1"},"limits":{"cpu":"1","nvidia.com/gpu":"1"}}}]}}"#;
         let op = json!({"op": "add", "path": "/spec/containers/0/resources/limits/cpu", "value": "400m"});
         assert_eq!(sized(object), json!([op]));
+    }
+
+    #[test]
+    fn a_gate_is_appended_behind_those_of_others() {
+        let gate = json!({"conditionType": "ours"});
+        let patch =
+            patch_of(r#"{"metadata":{},"spec":{"readinessGates":[{"conditionType":"theirs"}]}}"#, |p| p.gate("ours"));
+        assert_eq!(patch, json!([{"op": "add", "path": "/spec/readinessGates/-", "value": gate}]));
+        for bare in [r#"{"metadata":{},"spec":{}}"#, r#"{"metadata":{},"spec":{"readinessGates":null}}"#] {
+            let patch = patch_of(bare, |p| p.gate("ours"));
+            assert_eq!(patch, json!([{"op": "add", "path": "/spec/readinessGates", "value": [gate]}]));
+        }
     }
 
     #[test]

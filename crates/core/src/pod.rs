@@ -56,6 +56,8 @@ pub struct SpecView<'a> {
     #[serde(borrow, default)]
     pub affinity: Option<AffinityView<'a>>,
     #[serde(borrow, default)]
+    pub readiness_gates: Option<Vec<Gate<Text<'a>>>>,
+    #[serde(borrow, default)]
     pub containers: Option<Vec<ContainerView<'a>>>,
     #[serde(borrow, default)]
     pub init_containers: Option<Vec<ContainerView<'a>>>,
@@ -73,6 +75,82 @@ pub struct ContainerView<'a> {
     pub restart_policy: Option<Text<'a>>,
     #[serde(borrow, default)]
     pub resources: Option<ResourcesView<'a>>,
+    #[serde(borrow, default)]
+    pub ports: Option<Vec<ContainerPort<Text<'a>>>>,
+    #[serde(borrow, default)]
+    pub readiness_probe: Option<Probe<Text<'a>>>,
+}
+
+impl<'a> ContainerView<'a> {
+    /// The part of it that warm-up looks at.
+    #[must_use]
+    pub fn entrance(&self) -> Container<Text<'a>> {
+        Container {
+            name: self.name.clone().unwrap_or(Text(Cow::Borrowed(""))),
+            ports: self.ports.clone(),
+            readiness_probe: self.readiness_probe.clone(),
+            restart_policy: self.restart_policy.clone(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Gate<S> {
+    pub condition_type: S,
+}
+
+/// A container as far as warm-up has to find its way into it; `S` owns or borrows.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Container<S> {
+    pub name: S,
+    #[serde(default = "none")]
+    pub ports: Option<Vec<ContainerPort<S>>>,
+    #[serde(default = "none")]
+    pub readiness_probe: Option<Probe<S>>,
+    /// `Always` on an init container makes it a sidecar.
+    #[serde(default = "none")]
+    pub restart_policy: Option<S>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerPort<S> {
+    #[serde(default = "none")]
+    pub name: Option<S>,
+    pub container_port: i64,
+    #[serde(default = "none")]
+    pub protocol: Option<S>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Probe<S> {
+    #[serde(default = "none")]
+    pub http_get: Option<HttpGet<S>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HttpGet<S> {
+    #[serde(default = "none")]
+    pub path: Option<S>,
+    pub port: IntOrName<S>,
+    #[serde(default = "none")]
+    pub scheme: Option<S>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(untagged)]
+pub enum IntOrName<S> {
+    Int(i64),
+    Name(S),
+}
+
+/// serde's plain `default` would ask the string type to have one.
+fn none<T>() -> Option<T> {
+    None
 }
 
 #[derive(Debug, Default, serde::Deserialize)]
@@ -197,6 +275,12 @@ pub struct Text<'a>(Cow<'a, str>);
 impl Text<'_> {
     #[must_use]
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<str> for Text<'_> {
+    fn as_ref(&self) -> &str {
         &self.0
     }
 }

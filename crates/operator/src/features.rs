@@ -5,12 +5,13 @@ use groundcrew_core::feature::Feature;
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use prometheus_client::registry::Registry;
+use serde_json::Value;
 
 use crate::admission::PodFeature;
 use crate::admission::certs::Trust;
 use crate::admission::registration::{self, Desired, Entry, Namespaces, Target};
 use crate::run::Context;
-use crate::{sizing, timestamp};
+use crate::{sizing, timestamp, warmup};
 
 /// One feature, as the process sees it.
 #[derive(Clone, Copy, Debug)]
@@ -25,11 +26,13 @@ pub struct Row {
     pub crds: fn() -> Vec<CustomResourceDefinition>,
     /// Its part in pod admission.
     pub admission: fn(&Context) -> Option<Box<dyn PodFeature>>,
+    /// What an installation needs for it beyond permissions: namespace and image given.
+    pub objects: fn(&Config, &str, &str) -> Vec<Value>,
     /// Starts its caches and controllers.
     pub start: fn(&Context, &mut Registry),
 }
 
-pub const TABLE: [Row; 2] = [timestamp::ROW, sizing::ROW];
+pub const TABLE: [Row; 3] = [timestamp::ROW, sizing::ROW, warmup::ROW];
 
 pub fn enabled(config: &Config) -> impl Iterator<Item = &'static Row> {
     TABLE.iter().filter(|row| (row.enabled)(config))

@@ -18,3 +18,4 @@ pub mod runtime;
 pub mod sizing;
 pub mod telemetry;
 pub mod timestamp;
+pub mod warmup;

@@ -34,12 +34,13 @@ pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(NAME, Some(namespace))}),
     ];
     all.extend(features::enabled(config).flat_map(|feature| (feature.crds)()).map(|crd| value(&crd)));
-    all.extend(role("ClusterRole", None, namespace, cluster_rules(config)));
-    all.extend(role("Role", Some(namespace), namespace, own_namespace_rules()));
+    all.extend(role(NAME, "ClusterRole", None, namespace, cluster_rules(config)));
+    all.extend(role(NAME, "Role", Some(namespace), namespace, own_namespace_rules()));
     // Never held: the first leader of a new installation need not wait.
     all.push(value(&crate::runtime::lease::vacant(namespace, NAME)));
     all.push(service(config, namespace));
     all.push(deployment(config, namespace, image));
+    all.extend(features::enabled(config).flat_map(|feature| (feature.objects)(config, namespace, image)));
     let webhooks = features::webhook_configurations(config, namespace);
     all.extend(webhooks.mutating.iter().map(value));
     all.extend(webhooks.validating.iter().map(value));
@@ -50,11 +51,11 @@ fn value(object: &impl Serialize) -> Value {
     serde_json::to_value(object).unwrap_or_default()
 }
 
-fn labels() -> Value {
+pub(crate) fn labels() -> Value {
     json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": NAME})
 }
 
-fn meta(name: &str, namespace: Option<&str>) -> Value {
+pub(crate) fn meta(name: &str, namespace: Option<&str>) -> Value {
     let mut meta = json!({"name": name, "labels": labels()});
     if let (Some(namespace), Some(map)) = (namespace, meta.as_object_mut()) {
         map.insert("namespace".to_owned(), json!(namespace));
@@ -62,15 +63,21 @@ fn meta(name: &str, namespace: Option<&str>) -> Value {
     meta
 }
 
-/// A role and its binding to the operator's account.
-fn role(kind: &str, namespace: Option<&str>, account_namespace: &str, rules: Vec<PolicyRule>) -> [Value; 2] {
+/// A role and its binding to the account of the same name.
+pub(crate) fn role(
+    name: &str,
+    kind: &str,
+    namespace: Option<&str>,
+    account_namespace: &str,
+    rules: Vec<PolicyRule>,
+) -> [Value; 2] {
     let api_version = "rbac.authorization.k8s.io/v1";
     [
-        json!({"apiVersion": api_version, "kind": kind, "metadata": meta(NAME, namespace), "rules": rules}),
+        json!({"apiVersion": api_version, "kind": kind, "metadata": meta(name, namespace), "rules": rules}),
         json!({
-            "apiVersion": api_version, "kind": format!("{kind}Binding"), "metadata": meta(NAME, namespace),
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": NAME},
-            "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": account_namespace}],
+            "apiVersion": api_version, "kind": format!("{kind}Binding"), "metadata": meta(name, namespace),
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": account_namespace}],
         }),
     ]
 }
@@ -194,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_feature_turned_off_takes_its_permissions_along() {
-        let off = serde_json::json!({"timestamp": {"enabled": false}});
+        let off = serde_json::json!({"timestamp": {"enabled": false}, "warmup": {"enabled": false}});
         let off = groundcrew_core::config::load(off, vec![]).unwrap();
         let reads_pods =
             |config: &Config| cluster_rules(config).iter().any(|r| r.resources.iter().flatten().any(|r| r == "pods"));

@@ -130,7 +130,7 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
     runtime()?.block_on(async {
         let process = Process::start(settings, config).await?;
         let mut registry = Registry::default();
-        let (context, elector) = process.context(&mut registry);
+        let (context, elector) = process.context(&mut registry, process.election());
         process.serve_webhook(&context, &mut registry).await?;
         if context.config.controller.enabled {
             for row in features::enabled(&context.config) {
@@ -190,16 +190,21 @@ impl Process {
         })
     }
 
-    /// What features work with, and the elector if replicas have to agree; it contends once all else is in place.
-    fn context(&self, registry: &mut Registry) -> (Context, Option<Elector>) {
+    /// The lease of the replicas, if they have to agree.
+    fn election(&self) -> Option<LeaseSettings> {
         let election = &self.config.controller.leader_election;
-        let (elector, leadership) = if election.enabled {
-            let namespace = election.namespace.clone().unwrap_or_else(|| self.namespace.clone());
-            let settings = LeaseSettings::new(namespace, NAME, identity());
-            let (elector, leadership) = Elector::new(self.clients.lease.clone(), settings);
-            (Some(elector), leadership)
-        } else {
-            (None, Leadership::always())
+        let namespace = election.namespace.clone().unwrap_or_else(|| self.namespace.clone());
+        election.enabled.then(|| LeaseSettings::new(namespace, NAME, identity()))
+    }
+
+    /// What features work with, and the elector if there is a lease to hold; it contends once all else is in place.
+    pub fn context(&self, registry: &mut Registry, lease: Option<LeaseSettings>) -> (Context, Option<Elector>) {
+        let (elector, leadership) = match lease {
+            Some(settings) => {
+                let (elector, leadership) = Elector::new(self.clients.lease.clone(), settings);
+                (Some(elector), leadership)
+            }
+            None => (None, Leadership::always()),
         };
         leadership.register(registry);
         let (events, send_events) = Events::prepare(self.clients.write.clone(), registry, self.stopping.clone());
@@ -274,10 +279,25 @@ impl Process {
         Ok(())
     }
 
-    async fn serve_metrics(&self, registry: Registry) -> Result<(), String> {
+    pub async fn serve_metrics(&self, registry: Registry) -> Result<(), String> {
         let Some(address) = self.config.metrics else { return Ok(()) };
         let router = health::metrics_router(Arc::new(registry));
         health::serve("metrics", address, router, self.closing.clone()).await
+    }
+
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    #[must_use]
+    pub fn readiness(&self) -> &Readiness {
+        &self.readiness
+    }
+
+    #[must_use]
+    pub fn clients(&self) -> &Clients {
+        &self.clients
     }
 
     /// Waits for SIGTERM or SIGINT, then leaves in order.

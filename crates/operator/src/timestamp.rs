@@ -33,6 +33,7 @@ pub const ROW: Row = Row {
     entries: |_, namespaces| vec![entry(namespaces.clone())],
     crds: Vec::new,
     admission: |_| Some(Box::new(Stamper)),
+    objects: |_, _, _| Vec::new(),
     start,
 };
 

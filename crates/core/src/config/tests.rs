@@ -30,6 +30,9 @@ fn nothing_given_means_the_documented_defaults() {
     assert!(config.timestamp.enabled);
     assert!(config.sizing.enabled && config.sizing.resize);
     assert_eq!((config.sizing.resizes_per_second, config.sizing.warn_share), (20, 50));
+    assert!(config.warmup.enabled);
+    assert_eq!((config.warmup.max_concurrent, config.warmup.max_rps), (10, 100));
+    assert_eq!(config.warmup.agent_timeout, Duration::from_secs(30));
 }
 
 #[test]

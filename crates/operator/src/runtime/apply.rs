@@ -65,6 +65,8 @@ pub enum Write {
     JsonStatus(JsonPatch),
     /// Strategic merge of `status`, which keeps the conditions of others.
     Status(Value),
+    /// The same with metadata of its own, for what must be written together with the status.
+    StatusPatch(Value),
     /// In-place resize of a pod.
     Resize(Value),
     /// Server-side apply of the fields we own.
@@ -85,7 +87,7 @@ impl Write {
         match self {
             Write::Merge { .. } => "merge",
             Write::Json(_) => "json_patch",
-            Write::JsonStatus(_) | Write::Status(_) => "status",
+            Write::JsonStatus(_) | Write::Status(_) | Write::StatusPatch(_) => "status",
             Write::Resize(_) => "resize",
             Write::Apply(_) => "apply",
             Write::Evict { .. } => "evict",
@@ -293,6 +295,10 @@ fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, Wri
         }
         Write::Status(status) => {
             let body = json!({"metadata": {"uid": uid}, "status": status});
+            address.patch_subresource("status", name, &params, &Patch::Strategic(body))
+        }
+        Write::StatusPatch(patch) => {
+            let body = merged(patch.clone(), &json!({"metadata": {"uid": uid}}));
             address.patch_subresource("status", name, &params, &Patch::Strategic(body))
         }
         Write::Resize(spec) => {
