@@ -11,8 +11,8 @@ mod reader;
 #[cfg(test)]
 mod tests;
 
-use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one_of, path, port, text, texts};
 pub use reader::{Origin, Override, Problem, Problems};
+use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one_of, path, port, text, texts};
 
 #[derive(Clone, Debug)]
 pub struct Config {

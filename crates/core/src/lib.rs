@@ -9,4 +9,5 @@ pub mod feature;
 pub mod keys;
 pub mod patch;
 pub mod pod;
+pub mod selector;
 pub mod timestamp;

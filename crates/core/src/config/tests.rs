@@ -112,7 +112,8 @@ fn naming_a_certificate_directory_means_using_it() {
 
 #[test]
 fn metrics_can_be_bound_or_turned_off() {
-    let bound = |text| load(Value::Null, vec![Override::from_flag("metrics.bindAddress", text, "--metrics-bind-address")]);
+    let bound =
+        |text| load(Value::Null, vec![Override::from_flag("metrics.bindAddress", text, "--metrics-bind-address")]);
     assert_eq!(bound("127.0.0.1:9").unwrap().metrics, Some("127.0.0.1:9".parse().unwrap()));
     assert_eq!(bound(":9").unwrap().metrics, Some("[::]:9".parse().unwrap()));
     assert_eq!(bound("0").unwrap().metrics, None);
