@@ -7,10 +7,12 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
 
+mod node_startup;
 mod reader;
 #[cfg(test)]
 mod tests;
 
+pub use node_startup::{Engine, FailurePolicy, NodeStartupFeature};
 pub use reader::{Origin, Override, Problem, Problems};
 use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one_of, path, port, text, texts};
 
@@ -24,6 +26,7 @@ pub struct Config {
     pub health: SocketAddr,
     pub tracing: Tracing,
     pub timestamp: TimestampFeature,
+    pub node_startup: NodeStartupFeature,
 }
 
 #[derive(Clone, Debug)]
@@ -162,6 +165,7 @@ pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
         metrics: metrics(root.section("metrics")),
         health: health(root.section("health")),
         tracing: tracing(root.section("tracing")),
+        node_startup: node_startup::node_startup(root.section("nodeStartup")),
         timestamp: TimestampFeature { enabled: root.section("timestamp").get("enabled", true, boolean) },
     };
     drop(root);

@@ -7,6 +7,7 @@ pub mod config;
 pub mod duration;
 pub mod feature;
 pub mod keys;
+pub mod node_startup;
 pub mod patch;
 pub mod pod;
 pub mod selector;

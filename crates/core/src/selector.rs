@@ -59,9 +59,7 @@ impl Selector {
         let expressions = selector.match_expressions.iter().flatten().map(|r| {
             let values = r.values.as_deref().unwrap_or_default();
             let known = matches!(r.operator.as_str(), "In" | "NotIn" | "Exists" | "DoesNotExist");
-            known
-                .then(|| requirement(&r.key, &r.operator, values))
-                .unwrap_or_else(|| misfit(&r.key, &r.operator, values))
+            if known { requirement(&r.key, &r.operator, values) } else { misfit(&r.key, &r.operator, values) }
         });
         let requirements = equal.chain(expressions).collect::<Result<_, _>>()?;
         Ok(Self { requirements })

@@ -1,3 +1,5 @@
+#![allow(clippy::needless_pass_by_value, reason = "literals read better by value")]
+
 use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::{Value, json};
