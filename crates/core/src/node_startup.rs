@@ -18,7 +18,7 @@ use json_patch::Patch;
 use serde::Serialize;
 
 use crate::duration;
-use crate::keys::{self, Lookup};
+use crate::keys;
 
 pub mod admission;
 pub mod deny;
@@ -27,6 +27,7 @@ pub mod expression;
 pub mod facts;
 pub mod guard;
 pub mod policy;
+pub mod report;
 pub mod rule;
 pub mod taint;
 
@@ -116,16 +117,16 @@ fn decide_rule(rules: &Rules, rule: &Rule, earlier: Option<&TaintSpec>, seen: &S
     if node.deleting {
         return Verdict::Leave(Leave::Deleting);
     }
-    let Some(taint) = node.taints.iter().find(|t| rule.taint.is(*t)) else {
+    if !node.taints.iter().any(|t| rule.taint.is(t)) {
         return if backfills(rules, rule, seen) { Verdict::Taint } else { Verdict::Leave(Leave::NotHeld) };
-    };
+    }
     if rule.retired {
         return Verdict::Release(Released::RuleGone);
     }
     if !rule.nodes.matches(&node.labels) {
         return Verdict::Release(Released::NotSelected);
     }
-    let since = taint.added().unwrap_or(node.created);
+    let since = held_since(rule, node);
     let deadline = rule.timeout.map(|timeout| later(since, timeout.after));
     let unmet = evidence::unmet(rules, rule, seen);
     if unmet.is_empty() {
@@ -248,19 +249,17 @@ impl Decision<'_> {
     }
 }
 
-/// When the node was let go although it was not ready, if that is how its startup ended.
+/// Since when the rule holds the node: its birth, unless the taint says later.
 #[must_use]
-pub fn timed_out_at(node: &NodeFacts) -> Option<Timestamp> {
-    let seconds = node.annotations.given(keys::STARTUP_TIMED_OUT_AT)?.parse().ok()?;
-    Timestamp::from_second(seconds).ok()
+pub fn held_since(rule: &Rule, node: &NodeFacts) -> Timestamp {
+    let taint = node.taints.iter().find(|t| rule.taint.is(*t));
+    taint.and_then(Taint::added).unwrap_or(node.created)
 }
 
 /// How long a node has been held, in words.
 #[must_use]
 pub fn held_for(rule: &Rule, node: &NodeFacts, now: Timestamp) -> String {
-    let taint = node.taints.iter().find(|t| rule.taint.is(*t));
-    let since = taint.and_then(Taint::added).unwrap_or(node.created);
-    let seconds = now.duration_since(since).as_secs().try_into().unwrap_or_default();
+    let seconds = now.duration_since(held_since(rule, node)).as_secs().try_into().unwrap_or_default();
     duration::text(Duration::from_secs(seconds))
 }
 

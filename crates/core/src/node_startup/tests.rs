@@ -17,6 +17,7 @@ mod expression;
 mod patches;
 mod policy;
 mod release;
+mod reports;
 mod rules;
 
 pub(super) const KEY: &str = keys::STARTUP_INITIALIZING;

@@ -88,8 +88,7 @@ fn a_release_by_timeout_is_marked_as_one() {
     let written = apply(&decided(&rules, &held, &[]).unwrap(), &as_json(&held)).unwrap();
     let annotations: Labels = serde_json::from_value(written["metadata"]["annotations"].clone()).unwrap();
     assert_eq!(annotations[keys::STARTUP_COMPLETED_AT], "1763000060");
-    assert_eq!(timed_out_at(&NodeFacts { annotations, ..node("n") }), Some(at(60)));
-    assert_eq!(timed_out_at(&node("n")), None);
+    assert_eq!(annotations[keys::STARTUP_TIMED_OUT_AT], "1763000060");
 }
 
 #[test]
