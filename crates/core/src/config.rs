@@ -7,6 +7,8 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
 
+use crate::certificates::{Rules, RulesError};
+
 mod node_startup;
 mod reader;
 #[cfg(test)]
@@ -63,10 +65,8 @@ pub struct Webhook {
 #[derive(Clone, Debug)]
 pub struct Certificates {
     pub source: CertificateSource,
-    pub ca_lifetime: Duration,
-    pub leaf_lifetime: Duration,
-    /// How long a new CA is published before a leaf of it is served.
-    pub overlap: Duration,
+    /// Lifetimes of what the operator makes itself.
+    pub rules: Rules,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,19 +206,16 @@ fn webhook(mut s: Section<'_>) -> Webhook {
 }
 
 fn certificates(mut s: Section<'_>, default: CertificateSource) -> Certificates {
-    let certificates = Certificates {
-        source: s.get("source", default, one_of(CertificateSource::ALL, CertificateSource::name)),
-        ca_lifetime: s.get("caLifetime", 365 * DAY, duration_from(SECOND)),
-        leaf_lifetime: s.get("leafLifetime", 90 * DAY, duration_from(SECOND)),
-        overlap: s.get("overlap", 60 * SECOND, duration_from(Duration::ZERO)),
-    };
-    if certificates.leaf_lifetime >= certificates.ca_lifetime {
-        s.reject("leafLifetime", "must be shorter than caLifetime", "a leaf cannot outlive the CA that signed it");
-    }
-    if certificates.overlap * 3 > certificates.ca_lifetime {
-        s.reject("overlap", "must be at most a third of caLifetime", "a CA is replaced after two thirds of its life");
-    }
-    certificates
+    let source = s.get("source", default, one_of(CertificateSource::ALL, CertificateSource::name));
+    let ca = s.get("caLifetime", 365 * DAY, duration_from(SECOND));
+    let leaf = s.get("leafLifetime", 30 * DAY, duration_from(SECOND));
+    let overlap = s.get("overlap", 60 * SECOND, duration_from(Duration::ZERO));
+    let rules = Rules::new(ca, leaf, overlap).unwrap_or_else(|e| {
+        let key = if e == RulesError::OverlapTooLong { "overlap" } else { "leafLifetime" };
+        s.reject(key, e.to_string(), "");
+        Rules::default()
+    });
+    Certificates { source, rules }
 }
 
 fn node_labels(mut s: Section<'_>) -> NodeLabels {
@@ -258,7 +255,8 @@ fn tracing(mut s: Section<'_>) -> Tracing {
 }
 
 /// IPv6's any address takes IPv4 too.
-fn everywhere(port: u16) -> SocketAddr {
+#[must_use]
+pub fn everywhere(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)
 }
 

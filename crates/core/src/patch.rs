@@ -29,6 +29,12 @@ impl PodPatch {
         self.raw.push(operation);
     }
 
+    /// Takes over what another feature wants; the same annotation asked for twice keeps the later value.
+    pub fn absorb(&mut self, other: PodPatch) {
+        self.annotations.extend(other.annotations);
+        self.raw.extend(other.raw);
+    }
+
     /// The operations against the pod as it was received.
     #[must_use]
     pub fn against(self, pod: &PodView<'_>) -> Patch {

@@ -1,0 +1,35 @@
+# Thin recipes: each target is one or two commands you could type yourself.
+SHELL := /bin/bash
+CARGO ?= cargo
+
+.DEFAULT_GOAL := help
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## Build groundcrew and the testbed
+	$(CARGO) build --workspace
+
+test: build testbed ## Run every test, on a real Kubernetes
+	$(CARGO) test --workspace
+
+demo: build ## Stamp a pod on a real control plane and watch it happen
+	$(CARGO) run -q -p groundcrew-testbed --bin testbed -- build --layer 2
+	$(CARGO) run -q -p groundcrew-testbed --example demo
+
+lint: ## Formatting, clippy, dependency rules
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check bans licenses sources; \
+	else echo "cargo-deny is not installed: dependency rules not checked"; fi
+
+fmt: ## Format the code
+	$(CARGO) fmt --all
+
+testbed: build ## Build the real Kubernetes the tests run on (once; cached)
+	$(CARGO) run -q -p groundcrew-testbed --bin testbed -- build
+
+clean: ## Remove what cargo built; the testbed's cache stays
+	$(CARGO) clean
+
+.PHONY: help build test demo lint fmt testbed clean

@@ -1,0 +1,249 @@
+//! The HTTPS accept loop: no caller, however slow or idle, keeps the next review waiting.
+//!
+//! ```text
+//! accept ──► a slot (or the longest idle makes room) ──► handshake ──► HTTP/1.1 or HTTP/2 ──► router
+//!                           ▲
+//!             sweeper: idle too long, header too slow
+//! ```
+//!
+//! # Guarantees
+//! - A newcomer gets in unless every connection has a request in flight; who never asked anything goes first.
+//! - Memory is bounded by [`Limits::connections`], whatever arrives.
+//! - An error of `accept` never ends the loop; [`serve`] returns within [`Limits::drain`] after `shutdown`.
+//!
+//! # Assumptions
+//! The router bounds the size of a body and the time it takes: while a request is in flight nothing here cuts it off.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt;
+use tracing::{Instrument, debug, warn};
+
+use self::connections::{Activity, Connections, Slot};
+pub use self::metrics::{Closed, Failure, Metrics};
+use super::tls::ServingCert;
+
+mod connections;
+mod metrics;
+#[cfg(test)]
+mod tests;
+
+/// What one server takes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Open connections, handshakes included. An API server needs one or two.
+    pub connections: usize,
+    pub handshake: Duration,
+    /// From the first byte of an HTTP/1.1 header to its last.
+    pub header: Duration,
+    /// Longer than the 90 s after which the API server closes, so that it never meets a connection we just closed.
+    pub idle: Duration,
+    /// How long a connection asked to close may take to say goodbye.
+    pub linger: Duration,
+    /// How long requests in flight may take after `shutdown`.
+    pub drain: Duration,
+    /// Requests at once on one HTTP/2 connection; Go's own servers allow as many.
+    pub streams: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 512,
+            handshake: Duration::from_secs(5),
+            header: Duration::from_secs(5),
+            idle: Duration::from_secs(120),
+            linger: Duration::from_secs(1),
+            drain: Duration::from_secs(8),
+            streams: 250,
+        }
+    }
+}
+
+/// After an accept that failed for want of descriptors: long enough for one to be freed, too short to be noticed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// HTTP/2 peers that vanished without a word are found after this plus [`PING_TIMEOUT`].
+const PING_EVERY: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Streams reset by the peer before we looked at them; more is an attack (rapid reset).
+const RESET_STREAMS: usize = 20;
+/// The API server's headers take a few hundred bytes.
+const HEADER_BYTES: u32 = 16 * 1024;
+/// Unread bytes a peer may have on its way, per connection: enough for a 3 MB review in a few round trips.
+const WINDOW: u32 = 512 * 1024;
+
+/// Lets the process hold as many descriptors as it is allowed to; the default soft limit of 1024 is soon used up.
+pub fn raise_descriptor_limit() -> io::Result<u64> {
+    rlimit::increase_nofile_limit(u64::MAX)
+}
+
+/// Serves `router` over TLS until `shutdown`, then lets requests in flight finish.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Arc<ServingCert>,
+    router: Router,
+    limits: Limits,
+    shutdown: CancellationToken,
+    metrics: Metrics,
+) -> Result<(), rustls::Error> {
+    let server = Arc::new(Server {
+        acceptor: TlsAcceptor::from(Arc::new(tls.server_config()?)),
+        http: http(&limits),
+        router,
+        limits,
+        connections: Connections::new(limits.connections, metrics.clone()),
+        metrics,
+    });
+    let tasks = TaskTracker::new();
+    let mut sweep = tokio::time::interval(sweep_interval(&limits));
+    sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => break,
+            accepted = listener.accept() => match accepted {
+                Ok((socket, _)) => server.admit(socket, &tasks),
+                Err(error) => {
+                    warn!(%error, "cannot accept a connection, trying again");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            _ = sweep.tick() => server.connections.sweep(limits.idle, limits.header),
+        }
+    }
+    drop(listener);
+    server.connections.close_all();
+    tasks.close();
+    if timeout(limits.drain, tasks.wait()).await.is_err() {
+        warn!(connections = tasks.len(), "webhook requests still in flight at the end of the drain time are cut off");
+        server.connections.abort_all();
+    }
+    Ok(())
+}
+
+/// Often enough for the shortest of the times it guards.
+fn sweep_interval(limits: &Limits) -> Duration {
+    (limits.idle.min(limits.header) / 8).clamp(Duration::from_millis(10), Duration::from_secs(1))
+}
+
+fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
+    let mut http = auto::Builder::new(TokioExecutor::new());
+    http.http1()
+        .timer(TokioTimer::new())
+        // hyper's own timer also runs on an idle keep-alive connection, and would close it under the client's hands.
+        .header_read_timeout(None)
+        .max_buf_size(64 * 1024);
+    http.http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .max_concurrent_streams(limits.streams)
+        .max_pending_accept_reset_streams(RESET_STREAMS)
+        .max_local_error_reset_streams(RESET_STREAMS)
+        .max_header_list_size(HEADER_BYTES)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW);
+    http
+}
+
+struct Server {
+    acceptor: TlsAcceptor,
+    http: auto::Builder<TokioExecutor>,
+    router: Router,
+    limits: Limits,
+    connections: Connections,
+    metrics: Metrics,
+}
+
+impl Server {
+    fn admit(self: &Arc<Self>, socket: TcpStream, tasks: &TaskTracker) {
+        let Some(slot) = self.connections.enter() else { return };
+        let id = slot.id();
+        let server = Arc::clone(self);
+        let task = tasks.spawn(async move { server.attend(socket, slot).await }.in_current_span());
+        self.connections.set_abort(id, task.abort_handle());
+    }
+
+    /// One connection from handshake to goodbye. The slot is freed when this ends, however it ends.
+    async fn attend(&self, socket: TcpStream, mut slot: Slot) {
+        let stream = tokio::select! {
+            stream = self.handshake(socket) => stream,
+            () = slot.asked_to_close() => return,
+        };
+        match stream {
+            Ok(stream) => self.converse(stream, slot).await,
+            Err(failure) => {
+                self.metrics.handshake_failed(failure);
+                slot.ended(Closed::handshake);
+            }
+        }
+    }
+
+    async fn handshake(&self, socket: TcpStream) -> Result<TlsStream<TcpStream>, Failure> {
+        // Answers are small and awaited: never wait to fill a packet.
+        let _ = socket.set_nodelay(true);
+        match timeout(self.limits.handshake, self.acceptor.accept(socket)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => {
+                debug!(%error, "TLS handshake failed");
+                Err(Failure::of(&error))
+            }
+            Err(_) => Err(Failure::timeout),
+        }
+    }
+
+    async fn converse(&self, stream: TlsStream<TcpStream>, mut slot: Slot) {
+        let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        let http = if h2 { self.http.clone().http2_only() } else { self.http.clone().http1_only() };
+        let activity = slot.activity();
+        let io = TokioIo::new(connections::Watched::new(stream, activity.clone(), !h2));
+        let service = service_fn(|request| answer(self.router.clone(), request, activity.clone()));
+        let mut connection = pin!(http.serve_connection(io, service));
+
+        tokio::select! {
+            result = connection.as_mut() => {
+                return slot.ended(if result.is_ok() { Closed::peer } else { Closed::error });
+            }
+            () = slot.asked_to_close() => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        tokio::select! {
+            _ = connection => {}
+            () = silence(&activity, self.limits.linger) => {}
+        }
+    }
+}
+
+/// Ends once no request is in flight: one that slipped in before our goodbye reached the peer is still answered.
+async fn silence(activity: &Activity, linger: Duration) {
+    loop {
+        sleep(linger).await;
+        if !activity.busy() {
+            return;
+        }
+    }
+}
+
+async fn answer(
+    router: Router,
+    request: http::Request<Incoming>,
+    activity: Arc<Activity>,
+) -> Result<http::Response<connections::Tracked>, std::convert::Infallible> {
+    let flight = activity.begin();
+    let response = router.oneshot(request.map(Body::new)).await?;
+    Ok(response.map(|body| connections::Tracked::new(body, flight)))
+}

@@ -1,0 +1,19 @@
+//! Everything of groundcrew that touches the world.
+//!
+//! ```text
+//! cli ─► run ─┬─ admission   reviews in, one checked patch out
+//!             ├─ runtime     caches, lease, the one writer
+//!             ├─ <feature>   gather → decide → apply, one file each
+//!             └─ health      probes and metrics
+//! ```
+
+pub mod admission;
+pub mod agent;
+pub mod cli;
+pub mod features;
+pub mod health;
+pub mod manifests;
+pub mod run;
+pub mod runtime;
+pub mod telemetry;
+pub mod timestamp;

@@ -1,0 +1,211 @@
+//! Everything an installation consists of, as data; `groundcrew manifests` prints it.
+
+use groundcrew_core::config::Config;
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::features;
+
+/// The name of every object that is ours alone.
+pub const NAME: &str = "groundcrew";
+pub const DEFAULT_NAMESPACE: &str = "groundcrew-system";
+pub const CERTIFICATE_SECRET: &str = "groundcrew-webhook-tls";
+/// Remembers a webhook configuration that somebody deleted.
+pub const WEBHOOK_RECORD: &str = "groundcrew-webhooks";
+
+/// The documents in the order they must be applied.
+#[must_use]
+pub fn yaml(config: &Config, namespace: Option<&str>, image: &str) -> String {
+    let documents = objects(config, namespace.unwrap_or(DEFAULT_NAMESPACE), image);
+    let mut text = String::new();
+    for document in &documents {
+        text.push_str("---\n");
+        // Maps with string keys always print.
+        text.push_str(&serde_saphyr::to_string(document).unwrap_or_default());
+    }
+    text
+}
+
+#[must_use]
+pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
+    let mut all = vec![
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels()}}),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(NAME, Some(namespace))}),
+    ];
+    all.extend(role("ClusterRole", None, namespace, cluster_rules(config)));
+    all.extend(role("Role", Some(namespace), namespace, own_namespace_rules()));
+    // Never held: the first leader of a new installation need not wait.
+    all.push(value(&crate::runtime::lease::vacant(namespace, NAME)));
+    all.push(service(config, namespace));
+    all.push(deployment(config, namespace, image));
+    let webhooks = features::webhook_configurations(config, namespace);
+    all.extend(webhooks.mutating.iter().map(value));
+    all.extend(webhooks.validating.iter().map(value));
+    all
+}
+
+fn value(object: &impl Serialize) -> Value {
+    serde_json::to_value(object).unwrap_or_default()
+}
+
+fn labels() -> Value {
+    json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": NAME})
+}
+
+fn meta(name: &str, namespace: Option<&str>) -> Value {
+    let mut meta = json!({"name": name, "labels": labels()});
+    if let (Some(namespace), Some(map)) = (namespace, meta.as_object_mut()) {
+        map.insert("namespace".to_owned(), json!(namespace));
+    }
+    meta
+}
+
+/// A role and its binding to the operator's account.
+fn role(kind: &str, namespace: Option<&str>, account_namespace: &str, rules: Vec<PolicyRule>) -> [Value; 2] {
+    let api_version = "rbac.authorization.k8s.io/v1";
+    [
+        json!({"apiVersion": api_version, "kind": kind, "metadata": meta(NAME, namespace), "rules": rules}),
+        json!({
+            "apiVersion": api_version, "kind": format!("{kind}Binding"), "metadata": meta(NAME, namespace),
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": NAME},
+            "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": account_namespace}],
+        }),
+    ]
+}
+
+/// One permission: a group's resources, the verbs, and the only names they are for.
+#[must_use]
+pub fn rule(group: &str, resources: &[&str], verbs: &[&str], names: &[&str]) -> PolicyRule {
+    let owned = |texts: &[&str]| texts.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
+    PolicyRule {
+        api_groups: Some(vec![group.to_owned()]),
+        resources: Some(owned(resources)),
+        verbs: owned(verbs),
+        resource_names: (!names.is_empty()).then(|| owned(names)),
+        non_resource_urls: None,
+    }
+}
+
+fn cluster_rules(config: &Config) -> Vec<PolicyRule> {
+    let configurations = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
+    let group = "admissionregistration.k8s.io";
+    let mut rules = vec![
+        // A create cannot be narrowed to a name.
+        rule(group, &configurations, &["create"], &[]),
+        rule(group, &configurations, &["get", "list", "watch", "patch", "delete"], &[NAME]),
+        rule("events.k8s.io", &["events"], &["create", "patch"], &[]),
+    ];
+    rules.extend(features::enabled(config).flat_map(|feature| (feature.permissions)(config)));
+    rules
+}
+
+fn own_namespace_rules() -> Vec<PolicyRule> {
+    vec![
+        rule("coordination.k8s.io", &["leases"], &["create"], &[]),
+        rule("coordination.k8s.io", &["leases"], &["get", "update", "patch"], &[NAME]),
+        rule("", &["secrets", "configmaps"], &["create"], &[]),
+        rule("", &["configmaps"], &["get", "patch"], &[WEBHOOK_RECORD]),
+        rule("", &["secrets"], &["get", "list", "watch", "patch"], &[CERTIFICATE_SECRET]),
+    ]
+}
+
+fn selector() -> Value {
+    json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/component": "operator"})
+}
+
+fn service(config: &Config, namespace: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": meta(&config.webhook.service, Some(namespace)),
+        "spec": {
+            "selector": selector(),
+            "ports": [{"name": "webhook", "port": 443, "targetPort": "webhook", "protocol": "TCP"}],
+        },
+    })
+}
+
+fn deployment(config: &Config, namespace: &str, image: &str) -> Value {
+    let probe = |path: &str| json!({"httpGet": {"path": path, "port": "health"}, "periodSeconds": 5});
+    let from_field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let container = json!({
+        "name": "groundcrew",
+        "image": image,
+        "args": ["run"],
+        "env": [from_field("POD_NAMESPACE", "metadata.namespace"), from_field("POD_NAME", "metadata.name")],
+        "ports": [
+            {"name": "webhook", "containerPort": config.webhook.port},
+            {"name": "metrics", "containerPort": config.metrics.map_or(8080, |m| m.port())},
+            {"name": "health", "containerPort": config.health.port()},
+        ],
+        "livenessProbe": probe("/livez"),
+        "readinessProbe": probe("/readyz"),
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
+        },
+    });
+    let spread = json!({
+        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector()},
+    });
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta(NAME, Some(namespace)),
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": selector()},
+            "template": {
+                "metadata": {"labels": selector()},
+                "spec": {
+                    "serviceAccountName": NAME,
+                    "securityContext": {
+                        "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532,
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                    "priorityClassName": "system-cluster-critical",
+                    "topologySpreadConstraints": [spread],
+                    "terminationGracePeriodSeconds": 20,
+                    "containers": [container],
+                },
+            },
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn default_config() -> Config {
+        groundcrew_core::config::load(Value::Null, vec![]).unwrap()
+    }
+
+    #[test]
+    fn no_rule_has_a_wildcard_or_reads_secrets_elsewhere() {
+        let config = default_config();
+        for rule in cluster_rules(&config).iter().chain(&own_namespace_rules()) {
+            let texts = [&rule.api_groups, &rule.resources, &Some(rule.verbs.clone())];
+            assert!(texts.iter().all(|t| !t.iter().flatten().any(|s| s == "*")), "{rule:?}");
+        }
+        for rule in cluster_rules(&config) {
+            assert!(!rule.resources.iter().flatten().any(|r| r == "secrets"), "{rule:?}");
+        }
+    }
+
+    #[test]
+    fn a_feature_turned_off_takes_its_permissions_along() {
+        let off = serde_json::json!({"timestamp": {"enabled": false}});
+        let off = groundcrew_core::config::load(off, vec![]).unwrap();
+        let reads_pods =
+            |config: &Config| cluster_rules(config).iter().any(|r| r.resources.iter().flatten().any(|r| r == "pods"));
+        assert!(reads_pods(&default_config()));
+        assert!(!reads_pods(&off));
+    }
+
+    #[test]
+    fn the_printed_documents_read_back_as_the_same_objects() {
+        let config = default_config();
+        let text = yaml(&config, Some("here"), "groundcrew:test");
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        assert_eq!(documents, objects(&config, "here", "groundcrew:test"));
+    }
+}

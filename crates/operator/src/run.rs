@@ -1,0 +1,356 @@
+//! One process from its arguments to its last write.
+//!
+//! ```text
+//! start: telemetry ─► clients ─► health ─► webhook socket ─► features ─► lease ─► metrics
+//! stop:  not ready ─► controllers end, lease given back ─► grace ─► requests in flight answered ─► out
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use groundcrew_core::config::{CertificateSource, Config, everywhere};
+use groundcrew_core::feature::Feature;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{Api, PostParams};
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+
+use crate::admission::certs::{self, Source};
+use crate::admission::tls::ServingCert;
+use crate::admission::{self, Admission, registration, server};
+use crate::cli::Settings;
+use crate::features;
+use crate::health::{self, Readiness};
+use crate::manifests::{CERTIFICATE_SECRET, DEFAULT_NAMESPACE, NAME, WEBHOOK_RECORD};
+use crate::runtime::apply::{self, Writer};
+use crate::runtime::cache::{Cache, Feed};
+use crate::runtime::client::{self, Clients};
+use crate::runtime::events::Events;
+use crate::runtime::leadership::Leadership;
+use crate::runtime::lease::{Elector, LeaseSettings, identity, vacant};
+use crate::runtime::queue::Queue;
+use crate::telemetry::Telemetry;
+
+/// How long new connections are still taken after "not ready", so that nobody is sent to a closed port.
+const GRACE: Duration = Duration::from_secs(2);
+/// The rest of the ten seconds a shutdown may take.
+const LAST_TASKS: Duration = Duration::from_secs(7);
+/// Of the webhook server, inside [`LAST_TASKS`].
+const DRAIN: Duration = Duration::from_secs(5);
+/// Half-open watches are found after this and a little more; short enough to matter, long enough to be cheap.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(45);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a feature gets to work with.
+#[derive(Clone, Debug)]
+pub struct Context {
+    pub config: Arc<Config>,
+    /// The operator's own.
+    pub namespace: String,
+    pub clients: Clients,
+    pub leadership: Leadership,
+    /// For what only the leader may write.
+    pub writer: Writer,
+    pub events: Events,
+    pub readiness: Readiness,
+    pub tasks: TaskTracker,
+    /// Work ends here; the webhook goes on for a moment.
+    pub stopping: CancellationToken,
+    pub clock: fn() -> Timestamp,
+}
+
+impl Context {
+    /// Keeps a cache filled while the process runs, and the process unready until it is.
+    pub fn follow<P: Send + Sync + 'static>(&self, cache: &Cache<P>, fill: impl Future<Output = ()> + Send + 'static) {
+        let check = self.readiness.check(cache.what());
+        let mut synced = cache.synced();
+        self.tasks.spawn(self.stopping.clone().run_until_cancelled_owned(async move {
+            if synced.wait_for(|synced| *synced).await.is_ok() {
+                check.pass();
+            }
+        }));
+        self.tasks.spawn(self.stopping.clone().run_until_cancelled_owned(fill));
+    }
+
+    #[must_use]
+    pub fn feed(&self) -> Feed {
+        Feed { watch_timeout: Some(WATCH_TIMEOUT), ..Feed::default() }
+    }
+
+    #[must_use]
+    pub fn queue(&self, feature: Feature) -> Queue {
+        Queue {
+            name: feature.name(),
+            workers: self.config.controller.workers,
+            leader: self.leadership.watch(),
+            stop: self.stopping.clone(),
+        }
+    }
+}
+
+/// The frame every command that stays runs in.
+#[derive(Debug)]
+pub struct Process {
+    config: Arc<Config>,
+    namespace: String,
+    clients: Clients,
+    readiness: Readiness,
+    tasks: TaskTracker,
+    stopping: CancellationToken,
+    /// The sockets close here.
+    closing: CancellationToken,
+    telemetry: Telemetry,
+}
+
+/// `groundcrew run`.
+pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
+    runtime()?.block_on(async {
+        let process = Process::start(settings, config).await?;
+        let mut registry = Registry::default();
+        let (context, elector) = process.context(&mut registry);
+        process.serve_webhook(&context, &mut registry).await?;
+        if context.config.controller.enabled {
+            for row in features::enabled(&context.config) {
+                (row.start)(&context, &mut registry);
+            }
+        }
+        if let Some(elector) = elector {
+            context.tasks.spawn(elector.run(context.stopping.clone()));
+        }
+        process.serve_metrics(registry).await?;
+        info!(version = env!("CARGO_PKG_VERSION"), namespace = context.namespace, "groundcrew started");
+        process.until_stopped().await;
+        Ok(())
+    })
+}
+
+/// Two threads carry a webhook and its controllers; more would only cost memory.
+pub fn runtime() -> Result<tokio::runtime::Runtime, String> {
+    let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4));
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+        .map_err(|e| format!("cannot start the runtime: {e}"))
+}
+
+impl Process {
+    /// Everything that can fail for reasons outside, before anything listens for work.
+    pub async fn start(settings: &Settings, config: Config) -> Result<Self, String> {
+        let telemetry = Telemetry::start(&config)?;
+        if let Err(e) = server::raise_descriptor_limit() {
+            warn!(error = %e, "the limit of open files stays as it is");
+        }
+        let kube_config = client::load(settings.kubeconfig.as_deref()).await.map_err(|e| e.to_string())?;
+        let clients = Clients::new(&kube_config, WATCH_TIMEOUT).map_err(|e| e.to_string())?;
+        let in_cluster = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() && settings.kubeconfig.is_none();
+        let namespace = match &settings.namespace {
+            Some(name) if !name.is_empty() => name.clone(),
+            _ if in_cluster => kube_config.default_namespace.clone(),
+            _ => DEFAULT_NAMESPACE.to_owned(),
+        };
+        if !in_cluster {
+            prepare_namespace(&clients, &namespace).await;
+        }
+        let readiness = Readiness::default();
+        let closing = CancellationToken::new();
+        health::serve("health", config.health, health::health_router(readiness.clone()), closing.clone()).await?;
+        Ok(Self {
+            config: Arc::new(config),
+            namespace,
+            clients,
+            readiness,
+            tasks: TaskTracker::new(),
+            stopping: CancellationToken::new(),
+            closing,
+            telemetry,
+        })
+    }
+
+    /// What features work with, and the elector if replicas have to agree; it contends once all else is in place.
+    fn context(&self, registry: &mut Registry) -> (Context, Option<Elector>) {
+        let election = &self.config.controller.leader_election;
+        let (elector, leadership) = if election.enabled {
+            let namespace = election.namespace.clone().unwrap_or_else(|| self.namespace.clone());
+            let settings = LeaseSettings::new(namespace, NAME, identity());
+            let (elector, leadership) = Elector::new(self.clients.lease.clone(), settings);
+            (Some(elector), leadership)
+        } else {
+            (None, Leadership::always())
+        };
+        leadership.register(registry);
+        let (events, send_events) = Events::prepare(self.clients.write.clone(), registry, self.stopping.clone());
+        self.tasks.spawn(send_events);
+        let writer = Writer::new(self.clients.write.clone(), leadership.clone(), apply::Metrics::register(registry));
+        let context = Context {
+            config: Arc::clone(&self.config),
+            namespace: self.namespace.clone(),
+            clients: self.clients.clone(),
+            leadership,
+            writer,
+            events,
+            readiness: self.readiness.clone(),
+            tasks: self.tasks.clone(),
+            stopping: self.stopping.clone(),
+            clock: Timestamp::now,
+        };
+        (context, elector)
+    }
+
+    async fn serve_webhook(&self, context: &Context, registry: &mut Registry) -> Result<(), String> {
+        if !context.config.webhook.enabled {
+            let context = context.clone();
+            context.tasks.clone().spawn(async move { remove_registration(&context).await });
+            return Ok(());
+        }
+        let target = features::target(&context.config, &context.namespace)?;
+        let serving = ServingCert::register(registry);
+        let port = context.config.webhook.port;
+        let socket = health::bind(everywhere(port)).await;
+        let socket = socket.map_err(|e| format!("cannot bind the webhook (--webhook-port) to port {port}: {e}"))?;
+
+        let admission = Arc::new(Admission {
+            features: features::enabled(&context.config).filter_map(|row| (row.admission)(context)).collect(),
+            exempt_namespaces: features::exempt_namespaces(&context.config, &context.namespace),
+            metrics: admission::Metrics::register(registry),
+            clock: context.clock,
+            limits: admission::body::Limits::default(),
+        });
+        let limits = server::Limits { drain: DRAIN, ..server::Limits::default() };
+        let metrics = server::Metrics::register(registry);
+        let (router, closing) = (admission::router(admission), self.closing.clone());
+        let served = server::serve(socket, Arc::clone(&serving), router, limits, closing, metrics);
+        context.tasks.spawn(async move {
+            if let Err(e) = served.await {
+                tracing::error!(error = %e, "the webhook server could not start");
+            }
+        });
+
+        let loaded = context.readiness.check("webhook certificate");
+        let mut has_certificate = serving.loaded();
+        context.tasks.spawn(context.stopping.clone().run_until_cancelled_owned(async move {
+            if has_certificate.wait_for(|loaded| *loaded).await.is_ok() {
+                loaded.pass();
+            }
+        }));
+        let (published, observed) = watch::channel(None);
+        let source = start_certificates(context, &target, serving, observed);
+        let settings = registration::Settings {
+            entries: features::entries(&context.config, &context.namespace),
+            target,
+            namespace: context.namespace.clone(),
+            record: WEBHOOK_RECORD.to_owned(),
+            hold: context.config.webhook.recreate_after,
+            clock: context.clock,
+        };
+        let (leader, ready) = (context.leadership.watch(), context.readiness.watch());
+        let client = context.clients.write.clone();
+        let stop = context.stopping.clone();
+        context.tasks.spawn(registration::keep(client, settings, source, leader, ready, published, stop));
+        Ok(())
+    }
+
+    async fn serve_metrics(&self, registry: Registry) -> Result<(), String> {
+        let Some(address) = self.config.metrics else { return Ok(()) };
+        let router = health::metrics_router(Arc::new(registry));
+        health::serve("metrics", address, router, self.closing.clone()).await
+    }
+
+    /// Waits for SIGTERM or SIGINT, then leaves in order.
+    pub async fn until_stopped(self) {
+        stop_signal().await;
+        info!("stopping");
+        // A check that is never passed.
+        let _leaving = self.readiness.check("not on its way out");
+        self.stopping.cancel();
+        sleep(GRACE).await;
+        self.closing.cancel();
+        self.tasks.close();
+        if timeout(LAST_TASKS, self.tasks.wait()).await.is_err() {
+            warn!(tasks = self.tasks.len(), "some tasks did not end in time");
+        }
+        info!("stopped");
+        self.telemetry.flush();
+    }
+}
+
+fn start_certificates(
+    context: &Context,
+    target: &registration::Target,
+    serving: Arc<ServingCert>,
+    published: watch::Receiver<Option<certs::Published>>,
+) -> Source {
+    let webhook = &context.config.webhook;
+    let stop = context.stopping.clone();
+    match webhook.certificates.source {
+        CertificateSource::Files => {
+            let (source, keep) = certs::files::prepare(webhook.cert_dir.clone(), serving, context.clock, stop);
+            context.tasks.spawn(keep);
+            source
+        }
+        CertificateSource::Managed => {
+            let settings = certs::managed::Settings {
+                namespace: context.namespace.clone(),
+                secret: CERTIFICATE_SECRET.to_owned(),
+                names: target.names(),
+                rules: webhook.certificates.rules,
+                clock: context.clock,
+            };
+            let client = context.clients.write.clone();
+            let leader = context.leadership.watch();
+            let (source, keep) = certs::managed::prepare(client, settings, serving, leader, published, stop);
+            context.tasks.spawn(keep);
+            source
+        }
+    }
+}
+
+/// Turned off means gone, once this replica leads.
+async fn remove_registration(context: &Context) {
+    let mut leader = context.leadership.watch();
+    let removing = async {
+        loop {
+            let _ = leader.wait_for(|leads| *leads).await;
+            let client = context.clients.write.clone();
+            match registration::remove(client, &context.namespace, WEBHOOK_RECORD, context.clock).await {
+                Ok(()) => return info!("the webhook is turned off and not registered"),
+                Err(e) => warn!(error = %e, "the webhook configuration could not be removed, trying again"),
+            }
+            sleep(CALL_TIMEOUT).await;
+        }
+    };
+    context.stopping.run_until_cancelled(removing).await.unwrap_or(());
+}
+
+/// Outside the cluster nothing was installed before: the namespace is made, and in a namespace that is new nobody can
+/// hold the lease, so it is made vacant and the first leader need not wait it out.
+async fn prepare_namespace(clients: &Clients, namespace: &str) {
+    let namespaces: Api<Namespace> = Api::all(clients.write.clone());
+    let mut object = Namespace::default();
+    object.metadata.name = Some(namespace.to_owned());
+    let made = timeout(CALL_TIMEOUT, namespaces.create(&PostParams::default(), &object)).await;
+    if let Ok(Ok(_)) = made {
+        let leases: Api<Lease> = Api::namespaced(clients.write.clone(), namespace);
+        let lease = vacant(namespace, NAME);
+        let _ = timeout(CALL_TIMEOUT, leases.create(&PostParams::default(), &lease)).await;
+        info!(namespace, "namespace created");
+    }
+}
+
+async fn stop_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

@@ -1,0 +1,305 @@
+//! What the cluster looks like, as small as decisions need it.
+//!
+//! ```text
+//! watch ──► decode only what is asked for ──► project ──► Cache<P> ──keys──► subscribers
+//! ```
+//!
+//! # Guarantees
+//! - A relist replaces everything at once: readers see the old state or the new, and subscribers get the key of every
+//!   object that is there and of every one that is gone.
+//! - A subscriber that is slow holds nobody up and loses no key; keys are delivered once however often they change.
+//! - One object that cannot be decoded is left out with one log line; the watch goes on.
+//! - A stream that stays broken is rebuilt from a new list. The server ends each watch after [`Feed::watch_timeout`] and
+//!   the client's own read timeout is a little longer, so a connection nobody answers on ends in an error, too.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt::{self, Debug};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::sync::{Notify, watch};
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+
+/// Where an object is; cluster-scoped ones have an empty namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Key {
+    fn of(object: &impl Resource) -> Self {
+        Self { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() { f.write_str(&self.name) } else { write!(f, "{}/{}", self.namespace, self.name) }
+    }
+}
+
+/// The projections of one kind.
+#[derive(Debug)]
+pub struct Cache<P> {
+    what: &'static str,
+    objects: RwLock<HashMap<Key, Arc<P>>>,
+    subscribers: Mutex<Vec<Arc<Changes>>>,
+    synced: watch::Sender<bool>,
+}
+
+impl<P> Cache<P> {
+    #[must_use]
+    pub fn new(what: &'static str) -> Arc<Self> {
+        Arc::new(Self {
+            what,
+            objects: RwLock::default(),
+            subscribers: Mutex::default(),
+            synced: watch::Sender::new(false),
+        })
+    }
+
+    #[must_use]
+    pub fn what(&self) -> &'static str {
+        self.what
+    }
+
+    #[must_use]
+    pub fn get(&self, key: &Key) -> Option<Arc<P>> {
+        self.objects.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+    }
+
+    /// Looks at every object without copying; `see` must be quick.
+    pub fn for_each(&self, mut see: impl FnMut(&Key, &Arc<P>)) {
+        let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
+        objects.iter().for_each(|(key, object)| see(key, object));
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.objects.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// True once the first list has been answered.
+    #[must_use]
+    pub fn synced(&self) -> watch::Receiver<bool> {
+        self.synced.subscribe()
+    }
+
+    /// The keys that change from now on, and those that are there already.
+    #[must_use]
+    pub fn subscribe(&self) -> Arc<Changes> {
+        let changes = Arc::new(Changes::default());
+        self.subscribers.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&changes));
+        self.for_each(|key, _| changes.mark(key.clone()));
+        changes
+    }
+
+    fn announce(&self, key: &Key) {
+        for changes in self.subscribers.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            changes.mark(key.clone());
+        }
+    }
+
+    /// Stores or, with `None`, forgets one object.
+    fn put(&self, key: Key, object: Option<P>) {
+        let known = {
+            let mut objects = self.objects.write().unwrap_or_else(PoisonError::into_inner);
+            match object {
+                Some(object) => {
+                    objects.insert(key.clone(), Arc::new(object));
+                    true
+                }
+                None => objects.remove(&key).is_some(),
+            }
+        };
+        // What was of no interest and still is none is nobody's business.
+        if known {
+            self.announce(&key);
+        }
+    }
+
+    fn replace(&self, fresh: HashMap<Key, Arc<P>>) {
+        let count = fresh.len();
+        let keys: HashSet<Key> = {
+            let mut objects = self.objects.write().unwrap_or_else(PoisonError::into_inner);
+            let before = std::mem::replace(&mut *objects, fresh);
+            before.into_keys().chain(objects.keys().cloned()).collect()
+        };
+        keys.iter().for_each(|key| self.announce(key));
+        if !self.synced.send_replace(true) {
+            info!(cache = self.what, objects = count, "cache filled");
+        }
+    }
+}
+
+/// Keys that changed since they were last taken.
+#[derive(Debug, Default)]
+pub struct Changes {
+    keys: Mutex<(HashSet<Key>, VecDeque<Key>)>,
+    some: Notify,
+}
+
+impl Changes {
+    /// Also used to put a key back.
+    pub fn mark(&self, key: Key) {
+        let (known, order) = &mut *self.lock();
+        if known.insert(key.clone()) {
+            order.push_back(key);
+            self.some.notify_one();
+        }
+    }
+
+    /// The key that has waited longest. Cancelling the wait loses nothing.
+    pub async fn next(&self) -> Key {
+        loop {
+            if let Some(key) = self.take() {
+                return key;
+            }
+            self.some.notified().await;
+        }
+    }
+
+    fn take(&self) -> Option<Key> {
+        let (known, order) = &mut *self.lock();
+        let key = order.pop_front()?;
+        known.remove(&key);
+        Some(key)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (HashSet<Key>, VecDeque<Key>)> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What one cache is filled from.
+#[derive(Clone, Debug, Default)]
+pub struct Feed {
+    pub labels: Option<String>,
+    pub fields: Option<String>,
+    /// After this the server ends a watch and we ask again; absent means the API server's own five minutes.
+    pub watch_timeout: Option<Duration>,
+}
+
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+const LAST_RETRY: Duration = Duration::from_secs(15);
+/// Objects per page where the server cannot stream a list.
+const PAGE: u32 = 500;
+/// Failures in a row after which a stream is given up for a new list: whatever it waits for does not come.
+const FAILURES: u32 = 5;
+
+impl Feed {
+    fn config(&self, streaming: bool) -> watcher::Config {
+        let mut config = watcher::Config::default();
+        if let Some(labels) = &self.labels {
+            config = config.labels(labels);
+        }
+        if let Some(fields) = &self.fields {
+            config = config.fields(fields);
+        }
+        if let Some(timeout) = self.watch_timeout {
+            config = config.timeout(u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX));
+        }
+        if streaming { config.streaming_lists() } else { config.page_size(PAGE) }
+    }
+}
+
+/// Keeps the cache like the server, for ever. `project` returns `None` for what is of no interest.
+pub async fn fill<K, P>(
+    cache: Arc<Cache<P>>,
+    api: Api<DeserializeGuard<K>>,
+    feed: Feed,
+    project: impl Fn(K) -> Option<P>,
+) where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let mut streaming = true;
+    let mut failures: u32 = 0;
+    loop {
+        let mut events = pin!(watcher(api.clone(), feed.config(streaming)));
+        let mut fresh: Option<HashMap<Key, Arc<P>>> = None;
+        while let Some(event) = events.next().await {
+            let error = match event {
+                Ok(event) => {
+                    failures = 0;
+                    take(&cache, &mut fresh, event, &project);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            failures += 1;
+            sleep(pause(failures)).await;
+            if must_rebuild(&error) || failures >= FAILURES {
+                // Some servers refuse to stream a list; pages work on all of them.
+                streaming = streaming
+                    && !matches!(error, watcher::Error::InitialListFailed(_) | watcher::Error::WatchStartFailed(_));
+                warn!(cache = cache.what, %error, "watch starts over from a new list");
+                break;
+            }
+            debug!(cache = cache.what, %error, "watch interrupted");
+        }
+    }
+}
+
+/// The watcher lists anew when a running watch reports 410, but not when the request for one is answered so.
+fn must_rebuild(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::WatchStartFailed(kube::Error::Api(status)) => matches!(status.code, 400 | 410 | 422),
+        watcher::Error::InitialListFailed(kube::Error::Api(status)) => matches!(status.code, 400 | 410 | 422),
+        watcher::Error::NoResourceVersion => true,
+        _ => false,
+    }
+}
+
+fn pause(failures: u32) -> Duration {
+    let grown = FIRST_RETRY.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1).min(16)));
+    grown.min(LAST_RETRY).mul_f64(0.5 + fastrand::f64())
+}
+
+fn take<K, P>(
+    cache: &Cache<P>,
+    fresh: &mut Option<HashMap<Key, Arc<P>>>,
+    event: Event<DeserializeGuard<K>>,
+    project: &impl Fn(K) -> Option<P>,
+) where
+    K: Resource<DynamicType = ()>,
+{
+    let read = |guard: DeserializeGuard<K>| {
+        let key = Key::of(&guard);
+        let object = guard.0.map_err(|error| warn!(cache = cache.what, %key, %error, "object cannot be read"));
+        (key, object.ok().and_then(project))
+    };
+    match event {
+        Event::Init => *fresh = Some(HashMap::new()),
+        Event::InitApply(guard) => {
+            if let ((key, Some(object)), Some(fresh)) = (read(guard), fresh.as_mut()) {
+                fresh.insert(key, Arc::new(object));
+            }
+        }
+        Event::InitDone => {
+            if let Some(fresh) = fresh.take() {
+                cache.replace(fresh);
+            }
+        }
+        Event::Apply(guard) => {
+            let (key, object) = read(guard);
+            cache.put(key, object);
+        }
+        Event::Delete(guard) => cache.put(Key::of(&guard), None),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,425 @@
+//! Leader election on a `coordination.k8s.io/v1` Lease.
+//!
+//! ```text
+//!            t0 write starts                                   t0+10 s            t0+15 s
+//!  leader    ├───────── leads, may start writes ──────────────┤── last writes end ─┤
+//!  others        seen ├──────────── no change for 15 s ──────────────────────────────┤ may take over
+//! ```
+//!
+//! # Guarantees
+//! - At no instant do two candidates lead, nor does one lead while a write of another may still be made: a leader
+//!   counts from the *start* of its last confirmed write, the others from the moment they *saw* it, which is later.
+//! - No other machine's clock is trusted: a record is judged by when it last changed before our own eyes.
+//! - Every write carries the resourceVersion it was decided on and touches only the spec fields it owns; annotations and
+//!   labels of the Lease stay.
+//! - A record that nobody of us wrote (forged, edited, deleted and made again) is waited out like a live leader. Only
+//!   two records are free at once: one given back by its holder, and one that was never held.
+//!
+//! # Assumptions
+//! - Monotonic clocks of two machines run at the same rate within [`DRIFT`] per lease duration.
+//! - Who may write the Lease does not forge the exact form of a release.
+//!
+//! # Caveats
+//! - A missing Lease is waited out as well, since its holder may still lead. Ship [`vacant`] with the manifests and
+//!   the first leader of a fresh installation need not wait.
+
+use std::{collections::VecDeque, time::Duration};
+
+use jiff::{Timestamp, Unit};
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::leadership::{DEADLINE, Leadership, Term};
+
+const FIELD_MANAGER: &str = "groundcrew-lease";
+/// What a released record says, as client-go writes it: nobody holds it and there is nothing to wait for.
+const RELEASED_SECONDS: i32 = 1;
+/// Kept off the end of a term for clocks that do not tick alike; 1.6 % of the lease.
+const DRIFT: Duration = Duration::from_millis(250);
+/// Unconfirmed writes worth remembering; an older one that still lands is treated as a stranger's.
+const CLAIMS: usize = 16;
+/// For giving the lease back at the end; SIGTERM leaves 10 s for everything.
+const RELEASE: Duration = Duration::from_secs(2);
+
+/// Where the lease is and how fast it turns.
+#[derive(Clone, Debug)]
+pub struct LeaseSettings {
+    pub namespace: String,
+    pub name: String,
+    /// Unique per process: a record with this name that we did not write is a stranger's.
+    pub identity: String,
+    /// Others take over after this long without a change.
+    pub duration: Duration,
+    /// The leader stops this long after the start of its last confirmed write.
+    pub step_down: Duration,
+    pub renew_every: Duration,
+    /// How often a waiting candidate looks: the delay of a graceful takeover.
+    pub poll_every: Duration,
+    pub call_timeout: Duration,
+    /// For jitter.
+    pub seed: u64,
+}
+
+impl LeaseSettings {
+    #[must_use]
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>, identity: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+            identity: identity.into(),
+            duration: Duration::from_secs(15),
+            step_down: Duration::from_secs(10),
+            renew_every: Duration::from_secs(2),
+            poll_every: Duration::from_millis(500),
+            call_timeout: Duration::from_secs(3),
+            seed: fastrand::u64(..),
+        }
+    }
+}
+
+/// Pod name or host name, with a suffix so that a restarted container is somebody else.
+#[must_use]
+pub fn identity() -> String {
+    let named =
+        ["POD_NAME", "HOSTNAME"].into_iter().find_map(|name| std::env::var(name).ok().filter(|v| !v.is_empty()));
+    let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|name| name.trim().to_owned());
+    let suffix: String = std::iter::repeat_with(|| fastrand::char('a'..='z')).take(6).collect();
+    format!("{}_{suffix}", named.or_else(host).unwrap_or_else(|| "groundcrew".to_owned()))
+}
+
+/// A lease that was never held, for the installation manifests.
+#[must_use]
+pub fn vacant(namespace: &str, name: &str) -> Lease {
+    let metadata = ObjectMeta { namespace: Some(namespace.into()), name: Some(name.into()), ..ObjectMeta::default() };
+    Lease { metadata, spec: Some(LeaseSpec::default()) }
+}
+
+/// The part of the Lease that makes up a claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Record {
+    holder: Option<String>,
+    seconds: Option<i32>,
+    acquired: Option<Timestamp>,
+    renewed: Option<Timestamp>,
+    transitions: Option<i32>,
+}
+
+impl Record {
+    fn of(lease: &Lease) -> Self {
+        let spec = lease.spec.clone().unwrap_or_default();
+        Self {
+            holder: spec.holder_identity.filter(|holder| !holder.is_empty()),
+            seconds: spec.lease_duration_seconds,
+            acquired: spec.acquire_time.map(|time| time.0),
+            renewed: spec.renew_time.map(|time| time.0),
+            transitions: spec.lease_transitions,
+        }
+    }
+
+    fn is_released(&self) -> bool {
+        self.holder.is_none() && self.seconds == Some(RELEASED_SECONDS)
+    }
+
+    fn is_vacant(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn spec(&self) -> LeaseSpec {
+        LeaseSpec {
+            // Empty rather than absent: a merge patch must clear it, and client-go does the same.
+            holder_identity: Some(self.holder.clone().unwrap_or_default()),
+            lease_duration_seconds: self.seconds,
+            acquire_time: self.acquired.map(MicroTime),
+            renew_time: self.renewed.map(MicroTime),
+            lease_transitions: self.transitions,
+            ..LeaseSpec::default()
+        }
+    }
+}
+
+/// What was last seen on the server, and since when it has looked like that.
+#[derive(Debug)]
+struct Sight {
+    record: Option<Record>,
+    since: Instant,
+}
+
+/// How a call ended.
+enum Reply {
+    /// Confirmed, with the new resourceVersion.
+    Written(String),
+    /// Somebody else was faster, or the Lease is not there.
+    Changed,
+    /// Unknown or refused.
+    Failed,
+}
+
+/// One candidate. [`Elector::run`] contends until it is told to stop.
+#[derive(Debug)]
+pub struct Elector {
+    api: Api<Lease>,
+    settings: LeaseSettings,
+    leadership: Leadership,
+    random: fastrand::Rng,
+    sight: Option<Sight>,
+    /// Whether a held record was ever seen; after that an empty one is no fresh installation.
+    seen_held: bool,
+    /// Our writes since the last confirmed one: any of them may be what is stored now.
+    claims: VecDeque<Record>,
+    /// The resourceVersion of our confirmed claim.
+    held: Option<String>,
+    failing: bool,
+}
+
+impl Elector {
+    #[must_use]
+    pub fn new(client: Client, settings: LeaseSettings) -> (Self, Leadership) {
+        let leadership = Leadership::none();
+        let elector = Self {
+            api: Api::namespaced(client, &settings.namespace),
+            random: fastrand::Rng::with_seed(settings.seed),
+            settings,
+            leadership: leadership.clone(),
+            sight: None,
+            seen_held: false,
+            claims: VecDeque::new(),
+            held: None,
+            failing: false,
+        };
+        (elector, leadership)
+    }
+
+    /// Contends for the lease until `shutdown`, then gives it back once the last permitted write has ended.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        let leadership = self.leadership.clone();
+        tokio::select! {
+            biased;
+            () = shutdown.cancelled() => {}
+            () = leadership.expire() => {}
+            () = self.contend() => {}
+        }
+        self.release().await;
+    }
+
+    async fn contend(&mut self) {
+        loop {
+            let wait = self.step().await;
+            sleep(wait).await;
+        }
+    }
+
+    /// One look or one renewal; returns how long to wait for the next.
+    async fn step(&mut self) -> Duration {
+        if let (Some(version), Some(claim)) = (self.held.clone(), self.claims.back().cloned())
+            && self.leadership.is_leader()
+        {
+            let renewed = Record { renewed: Some(now()), ..claim };
+            match self.write(Some(&version), renewed).await {
+                Reply::Written(_) => return self.jitter(self.settings.renew_every),
+                Reply::Failed => return self.jitter(self.settings.poll_every),
+                Reply::Changed => {}
+            }
+        }
+        self.look().await
+    }
+
+    async fn look(&mut self) -> Duration {
+        let retry = self.jitter(self.settings.poll_every);
+        let lease = match timeout(self.settings.call_timeout, self.read()).await {
+            Ok(Ok(lease)) => lease,
+            Ok(Err(error)) => return self.failed("read", &error, retry),
+            Err(elapsed) => return self.failed("read", &elapsed, retry),
+        };
+        let seen = Instant::now();
+        let record = lease.as_ref().map(Record::of);
+        if self.sight.as_ref().is_none_or(|sight| sight.record != record) {
+            self.sight = Some(Sight { record: record.clone(), since: seen });
+        }
+        let version = lease.and_then(|lease| lease.metadata.resource_version);
+        if let Some(wait) = self.must_wait(record.as_ref(), seen) {
+            self.stand_back(record.as_ref());
+            self.seen_held |= record.is_some_and(|record| !record.is_vacant());
+            return retry.min(wait);
+        }
+        match self.write(version.as_deref(), self.claim(record)).await {
+            Reply::Written(_) => self.jitter(self.settings.renew_every),
+            Reply::Changed | Reply::Failed => retry,
+        }
+    }
+
+    /// By code, since `Api::get_opt` knows a 404 only by its reason, and not every proxy sends one.
+    async fn read(&self) -> kube::Result<Option<Lease>> {
+        match self.api.get(&self.settings.name).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+            result => result.map(Some),
+        }
+    }
+
+    /// How long this record still has to be respected; `None` means that we may write.
+    fn must_wait(&self, record: Option<&Record>, seen: Instant) -> Option<Duration> {
+        let free = match record {
+            // Nobody else can have led within our own term: the Lease was deleted under us.
+            None => self.leadership.is_leader(),
+            Some(record) if self.claims.contains(record) => true,
+            Some(record) => record.is_released() || (record.is_vacant() && !self.seen_held),
+        };
+        let since = self.sight.as_ref().map_or(seen, |sight| sight.since);
+        let left = (since + self.settings.duration).saturating_duration_since(seen);
+        (!free && !left.is_zero()).then_some(left)
+    }
+
+    /// The record that says we hold it, following on what is stored.
+    fn claim(&self, stored: Option<Record>) -> Record {
+        let now = now();
+        let stored = stored.unwrap_or_default();
+        let ours = self.claims.contains(&stored) && stored.holder.is_some();
+        let transitions = match stored.transitions {
+            Some(count) if ours => count,
+            Some(count) => count.saturating_add(1),
+            None => 0,
+        };
+        Record {
+            holder: Some(self.settings.identity.clone()),
+            seconds: Some(i32::try_from(self.settings.duration.as_secs()).unwrap_or(i32::MAX)),
+            acquired: stored.acquired.filter(|_| ours).or(Some(now)),
+            renewed: Some(now),
+            transitions: Some(transitions),
+        }
+    }
+
+    /// Writes the record on `version`, or creates the Lease, and takes or extends the term if that is confirmed.
+    async fn write(&mut self, version: Option<&str>, record: Record) -> Reply {
+        if self.claims.len() == CLAIMS {
+            self.claims.pop_front();
+        }
+        self.claims.push_back(record.clone());
+        self.held = None;
+        let start = Instant::now();
+        let reply = self.send(version, &record).await;
+        if let Reply::Written(version) = &reply {
+            self.claims = VecDeque::from([record.clone()]);
+            self.held = Some(version.clone());
+            // What was seen before our own write is no longer what has been there "since".
+            self.sight = None;
+            self.seen_held = true;
+            self.failing = false;
+            if !self.leadership.is_leader() {
+                tracing::info!(identity = %self.settings.identity, transitions = record.transitions, "leading");
+            }
+            self.leadership.grant(Term {
+                leads_until: start + self.settings.step_down,
+                writes_until: start + self.settings.duration.saturating_sub(DRIFT),
+            });
+        }
+        reply
+    }
+
+    async fn send(&mut self, version: Option<&str>, record: &Record) -> Reply {
+        let call = async {
+            match version {
+                Some(version) => {
+                    let patch = json!({ "metadata": { "resourceVersion": version }, "spec": record.spec() });
+                    let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+                    self.api.patch(&self.settings.name, &params, &Patch::Merge(patch)).await
+                }
+                None => {
+                    let mut lease = vacant(&self.settings.namespace, &self.settings.name);
+                    lease.spec = Some(record.spec());
+                    let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
+                    self.api.create(&params, &lease).await
+                }
+            }
+        };
+        match timeout(self.settings.call_timeout, call).await {
+            Ok(Ok(lease)) => match lease.metadata.resource_version {
+                Some(version) => Reply::Written(version),
+                None => Reply::Failed,
+            },
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Reply::Changed,
+            Ok(Err(error)) => self.failed("write", &error, Reply::Failed),
+            Err(elapsed) => self.failed("write", &elapsed, Reply::Failed),
+        }
+    }
+
+    /// The stored record is not ours to write: whatever we held is gone.
+    fn stand_back(&mut self, record: Option<&Record>) {
+        if self.leadership.term().is_some() {
+            let holder = record.and_then(|record| record.holder.as_deref()).unwrap_or("nobody");
+            tracing::warn!(holder, "leadership lost: somebody else wrote the lease");
+            self.leadership.revoke();
+        }
+        self.held = None;
+        // Writes of ours from before this record can no longer land, or are no longer ours to build on.
+        if record.is_some() {
+            self.claims.clear();
+        }
+    }
+
+    /// Says once that the lease cannot be reached, then keeps to debug.
+    fn failed<T>(&mut self, call: &str, error: &dyn std::error::Error, then: T) -> T {
+        if std::mem::replace(&mut self.failing, true) {
+            tracing::debug!(call, %error, "lease not reached");
+        } else {
+            tracing::warn!(call, %error, "lease not reached, trying on");
+        }
+        then
+    }
+
+    fn jitter(&mut self, period: Duration) -> Duration {
+        period.mul_f64(0.9 + 0.2 * self.random.f64())
+    }
+
+    /// Gives the lease back, after the last write that was permitted under it.
+    async fn release(mut self) {
+        self.leadership.revoke();
+        self.leadership.quiet(Instant::now() + DEADLINE).await;
+        if self.claims.is_empty() {
+            return;
+        }
+        if timeout(RELEASE, self.give_back()).await != Ok(true) {
+            tracing::warn!("lease not given back, others take over when it ends");
+        }
+    }
+
+    async fn give_back(&mut self) -> bool {
+        // Twice, because a renewal that was cut off may land between our read and our write.
+        for _ in 0..2 {
+            let Ok(lease) = self.read().await else { continue };
+            let Some(lease) = lease else { return true };
+            let stored = Record::of(&lease);
+            if !self.claims.contains(&stored) {
+                return true;
+            }
+            let given = Record {
+                holder: None,
+                seconds: Some(RELEASED_SECONDS),
+                acquired: Some(now()),
+                renewed: Some(now()),
+                transitions: stored.transitions,
+            };
+            if let Reply::Written(_) = self.send(lease.metadata.resource_version.as_deref(), &given).await {
+                tracing::info!("lease given back");
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Wall time, for people who read the Lease. Microseconds, as the API stores it, so that our own record compares equal.
+fn now() -> Timestamp {
+    let now = Timestamp::now();
+    now.round(Unit::Microsecond).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+//! Keys in, reconciliations out: a few at once, never two of one key, only while leading.
+//!
+//! kube's own `Controller` wants its own store and delivers through shared streams; with our caches a loop over a set of
+//! dirty keys is shorter than the glue and easier to reason about.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::time::{DelayQueue, delay_queue};
+use tracing::{Instrument, error, info_span, warn};
+
+use super::cache::{Changes, Key};
+
+const FIRST_RETRY: Duration = Duration::from_millis(250);
+const LAST_RETRY: Duration = Duration::from_secs(60);
+
+/// When a key is looked at again without having changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// When it changes.
+    Change,
+    After(Duration),
+}
+
+/// How a queue is run.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    /// The feature, for logs.
+    pub name: &'static str,
+    pub workers: usize,
+    pub leader: watch::Receiver<bool>,
+    pub stop: CancellationToken,
+}
+
+struct State {
+    delayed: DelayQueue<Key>,
+    timers: HashMap<Key, delay_queue::Key>,
+    failures: HashMap<Key, u32>,
+    running: HashSet<Key>,
+    /// Changed while they ran.
+    again: HashSet<Key>,
+}
+
+impl Queue {
+    /// Runs until stopped. Work that is under way then is finished: each write of it has its own deadline.
+    pub async fn run<E: Display, W: Future<Output = Result<Next, E>>>(
+        mut self,
+        changes: Arc<Changes>,
+        reconcile: impl Fn(Key) -> W + Sync,
+    ) {
+        let mut state = State {
+            delayed: DelayQueue::new(),
+            timers: HashMap::new(),
+            failures: HashMap::new(),
+            running: HashSet::new(),
+            again: HashSet::new(),
+        };
+        let mut work = FuturesUnordered::new();
+        let name = self.name;
+        let start = |key: Key| {
+            let span = info_span!("reconcile", feature = name, %key);
+            let attempt = AssertUnwindSafe(reconcile(key.clone())).catch_unwind();
+            async move { (key, attempt.await) }.instrument(span)
+        };
+        loop {
+            let leads = *self.leader.borrow_and_update();
+            let free = leads && work.len() < self.workers;
+            tokio::select! {
+                () = self.stop.cancelled() => break,
+                // A leader whose sender is gone stays what it was.
+                Ok(()) = self.leader.changed() => {}
+                Some((key, result)) = work.next() => self.finish(&mut state, &changes, key, result),
+                Some(expired) = state.delayed.next() => {
+                    let key = expired.into_inner();
+                    state.timers.remove(&key);
+                    changes.mark(key);
+                }
+                key = changes.next(), if free => {
+                    if state.running.contains(&key) {
+                        state.again.insert(key);
+                        continue;
+                    }
+                    // A change is news: what was to be looked at later is looked at now.
+                    if let Some(timer) = state.timers.remove(&key) {
+                        state.delayed.remove(&timer);
+                    }
+                    state.running.insert(key.clone());
+                    work.push(start(key));
+                }
+            }
+        }
+        while work.next().await.is_some() {}
+    }
+
+    fn finish<E: Display>(
+        &self,
+        state: &mut State,
+        changes: &Changes,
+        key: Key,
+        result: Result<Result<Next, E>, Box<dyn std::any::Any + Send>>,
+    ) {
+        state.running.remove(&key);
+        let wait = match result {
+            Ok(Ok(next)) => {
+                state.failures.remove(&key);
+                match next {
+                    Next::Change => None,
+                    Next::After(wait) => Some(wait),
+                }
+            }
+            Ok(Err(e)) => {
+                let wait = self.backoff(state, &key);
+                warn!(feature = self.name, %key, error = %e, retry_in = ?wait, "reconciliation failed");
+                Some(wait)
+            }
+            Err(_) => {
+                let wait = self.backoff(state, &key);
+                error!(feature = self.name, %key, retry_in = ?wait, "reconciliation panicked");
+                Some(wait)
+            }
+        };
+        if state.again.remove(&key) {
+            changes.mark(key);
+        } else if let Some(wait) = wait {
+            let timer = state.delayed.insert(key.clone(), wait);
+            state.timers.insert(key, timer);
+        }
+    }
+
+    fn backoff(&self, state: &mut State, key: &Key) -> Duration {
+        let failures = state.failures.entry(key.clone()).or_default();
+        *failures = failures.saturating_add(1);
+        let grown = FIRST_RETRY.saturating_mul(2_u32.saturating_pow((*failures - 1).min(16)));
+        grown.min(LAST_RETRY).mul_f64(0.75 + fastrand::f64() / 2.0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

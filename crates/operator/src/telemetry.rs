@@ -1,0 +1,64 @@
+//! Logs, spans and where they go.
+
+use groundcrew_core::config::{Config, LogFormat};
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
+
+/// Flushes the spans that are still queued when the process ends.
+#[derive(Debug, Default)]
+pub struct Telemetry {
+    spans: Option<SdkTracerProvider>,
+}
+
+impl Telemetry {
+    /// Starts logging; call once, inside the runtime.
+    pub fn start(config: &Config) -> Result<Self, String> {
+        let level = config.logging.level.name();
+        // RUST_LOG narrows or widens single modules while hunting a bug.
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+        let lines: Box<dyn Layer<Registry> + Send + Sync> = match config.logging.format {
+            LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(std::io::stderr).boxed(),
+            LogFormat::Text => fmt::layer().with_ansi(false).with_writer(std::io::stderr).boxed(),
+        };
+        let spans = config.tracing.otlp_endpoint.as_deref().map(exporter).transpose()?;
+        let traces = spans.as_ref().map(|p| tracing_opentelemetry::layer().with_tracer(p.tracer("groundcrew")));
+        let subscriber = tracing_subscriber::registry().with(lines).with(traces).with(filter);
+        subscriber.try_init().map_err(|e| format!("cannot start logging: {e}"))?;
+        log_panics();
+        Ok(Self { spans })
+    }
+
+    pub fn flush(self) {
+        if let Some(spans) = self.spans
+            && let Err(e) = spans.shutdown()
+        {
+            tracing::warn!(error = %e, "the last spans could not be sent");
+        }
+    }
+}
+
+fn exporter(endpoint: &str) -> Result<SdkTracerProvider, String> {
+    let exporter = SpanExporter::builder()
+        .with_http()
+        .with_endpoint(format!("{}/v1/traces", endpoint.trim_end_matches('/')))
+        .build()
+        .map_err(|e| format!("tracing.otlpEndpoint {endpoint:?} cannot be used: {e}"))?;
+    let resource = Resource::builder()
+        .with_service_name("groundcrew")
+        .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+        .build();
+    Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
+}
+
+/// A panic is one log line like any other; what it cost is decided where it is caught.
+fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!(location = panic.location().map(ToString::to_string), "{panic}");
+    }));
+}

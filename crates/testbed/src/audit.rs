@@ -1,0 +1,178 @@
+//! The API server's own record of who did what: what tests judge by, never groundcrew's logs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use crate::cluster::{Cluster, unique};
+
+/// One finished request. Bodies are recorded for changes of pods and nodes.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AuditEvent {
+    /// `create`, `patch`, `watch`, …
+    pub verb: String,
+    /// Path and query.
+    #[serde(rename = "requestURI")]
+    pub request_uri: String,
+    /// Who asked.
+    pub user: AuditUser,
+    /// With which program.
+    #[serde(default)]
+    pub user_agent: String,
+    /// About which object; absent for requests that are not about one.
+    pub object_ref: Option<AuditObject>,
+    response_status: Option<ResponseStatus>,
+    /// The body of the request: for a patch, the patch itself.
+    pub request_object: Option<Value>,
+    /// The object as committed.
+    pub response_object: Option<Value>,
+    /// When the request came in.
+    pub request_received_timestamp: Timestamp,
+    /// When it was answered.
+    pub stage_timestamp: Timestamp,
+    /// Notes of the API server: authorisation, webhooks that changed the object.
+    #[serde(default)]
+    pub annotations: std::collections::BTreeMap<String, String>,
+}
+
+/// Who sent a request.
+#[derive(Clone, Debug, Deserialize)]
+pub struct AuditUser {
+    /// Service accounts are `system:serviceaccount:<namespace>:<name>`.
+    pub username: String,
+    /// Memberships.
+    #[serde(default)]
+    pub groups: Vec<String>,
+}
+
+/// The object a request is about, as far as its path tells; a create's generated name is in the response only.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AuditObject {
+    /// Plural, for example `pods`.
+    pub resource: String,
+    /// For example `status` or `eviction`.
+    pub subresource: String,
+    /// Empty for kinds without.
+    pub namespace: String,
+    /// Empty for lists.
+    pub name: String,
+    /// Empty for the core group.
+    pub api_group: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct ResponseStatus {
+    #[serde(default)]
+    code: u16,
+}
+
+impl AuditEvent {
+    /// The HTTP status; 0 when the request ended without one.
+    #[must_use]
+    pub fn code(&self) -> u16 {
+        self.response_status.as_ref().map_or(0, |status| status.code)
+    }
+
+    /// Whether it changed something.
+    #[must_use]
+    pub fn is_committed_write(&self) -> bool {
+        let writes = ["create", "update", "patch", "delete", "deletecollection"];
+        writes.contains(&self.verb.as_str())
+            && (200..300).contains(&self.code())
+            && !self.request_uri.contains("dryRun=")
+    }
+
+    /// Whether it is about this resource, for example `("pods", "")` or `("pods", "eviction")`.
+    #[must_use]
+    pub fn is_about(&self, resource: &str, subresource: &str) -> bool {
+        self.object_ref.as_ref().is_some_and(|about| about.resource == resource && about.subresource == subresource)
+    }
+
+    /// `namespace/name` of the object, from the response where the request did not know it.
+    #[must_use]
+    pub fn object_key(&self) -> Option<String> {
+        let about = self.object_ref.as_ref()?;
+        let named = self.response_at("/metadata/name").and_then(Value::as_str);
+        let name = if about.name.is_empty() { named? } else { &about.name };
+        Some(format!("{}/{name}", about.namespace))
+    }
+
+    /// A value of the committed object by JSON pointer.
+    #[must_use]
+    pub fn response_at(&self, pointer: &str) -> Option<&Value> {
+        self.response_object.as_ref()?.pointer(pointer)
+    }
+
+    /// An annotation of the committed object.
+    #[must_use]
+    pub fn response_annotation(&self, key: &str) -> Option<&str> {
+        self.response_at("/metadata/annotations")?.get(key)?.as_str()
+    }
+}
+
+impl Cluster {
+    /// Every request that was answered before this call, in the order in which the server answered.
+    ///
+    /// # Guarantees
+    /// A marked request of our own is sent and awaited in the log, so nothing answered earlier is still unwritten.
+    ///
+    /// # Errors
+    /// The API server does not answer or its log cannot be read.
+    pub async fn audit_events(&self) -> anyhow::Result<Vec<AuditEvent>> {
+        let marker = unique("audit-marker");
+        let request = http::Request::get(format!("/version?{marker}")).body(Vec::new())?;
+        self.client().request_text(request).await?;
+        let began = Instant::now();
+        loop {
+            let text = read(&self.info().audit_log).await?;
+            if text.contains(&marker) {
+                return text.lines().filter(|line| !line.contains(&marker)).map(parse).collect();
+            }
+            anyhow::ensure!(began.elapsed() < Duration::from_secs(10), "the audit log does not follow");
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+async fn read(path: &Path) -> anyhow::Result<String> {
+    let text = tokio::fs::read_to_string(path).await;
+    text.with_context(|| format!("cannot read the audit log {}", path.display()))
+}
+
+fn parse(line: &str) -> anyhow::Result<AuditEvent> {
+    serde_json::from_str(line).with_context(|| format!("not an audit event: {line}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    const PATCH: &str = r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"RequestResponse","auditID":"1",
+        "stage":"ResponseComplete","requestURI":"/api/v1/namespaces/a/pods/b?fieldManager=x","verb":"patch",
+        "user":{"username":"u","groups":["g"]},"sourceIPs":["127.0.0.1"],"userAgent":"agent/1",
+        "objectRef":{"resource":"pods","namespace":"a","name":"b","apiVersion":"v1"},
+        "responseStatus":{"metadata":{},"code":200},"requestObject":[{"op":"add"}],
+        "responseObject":{"metadata":{"name":"b","annotations":{"k":"v"}}},
+        "requestReceivedTimestamp":"2026-01-01T00:00:00.000001Z","stageTimestamp":"2026-01-01T00:00:00.000002Z"}"#;
+
+    #[test]
+    fn committed_patch_tells_who_what_and_the_result() {
+        let event = parse(PATCH).unwrap();
+        assert!(event.is_committed_write() && event.is_about("pods", ""));
+        assert_eq!((event.code(), event.object_key().as_deref()), (200, Some("a/b")));
+        assert_eq!(event.response_annotation("k"), Some("v"));
+    }
+
+    #[test]
+    fn dry_run_is_no_write() {
+        let event = parse(&PATCH.replace("fieldManager=x", "dryRun=All")).unwrap();
+        assert!(!event.is_committed_write());
+    }
+}

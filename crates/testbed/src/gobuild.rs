@@ -1,0 +1,227 @@
+//! Builds Kubernetes, etcd, kwok and containerd from their Go modules, once per version.
+//!
+//! ```text
+//! controlplane/*/go.mod ──► <cache>/bin/.build-*/  ──rename──► <cache>/bin/<versions>-<hash>/kube-apiserver …
+//! ```
+//!
+//! # Guarantees
+//! A file in the cache is complete: it appears by rename. Concurrent builders wait for one another on a file lock, and
+//! the second finds the work done.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::Context;
+
+use crate::Layer;
+use crate::assets::Program;
+
+/// Of the servers in `controlplane/kubernetes/go.mod`; without it they would call themselves v0.0.0.
+pub const KUBERNETES_VERSION: &str = "1.36.3";
+
+/// kwok reads its stages from a file; its module ships them, its binary does not.
+pub(crate) const KWOK_STAGES: &str = "kwok-stages.yaml";
+
+/// Nodes that stay ready by a lease like real ones, pods that run as soon as they are bound.
+const KWOK_STAGE_FILES: [&str; 5] = [
+    "node/fast/node-initialize.yaml",
+    "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+    "pod/fast/pod-ready.yaml",
+    "pod/fast/pod-complete.yaml",
+    "pod/fast/pod-delete.yaml",
+];
+
+/// Source files are part of this binary, so that it builds the same control plane wherever it runs.
+struct GoModule {
+    name: &'static str,
+    files: &'static [(&'static str, &'static str)],
+}
+
+const KUBERNETES: GoModule = GoModule {
+    name: "kubernetes",
+    files: &[
+        ("go.mod", include_str!("../controlplane/kubernetes/go.mod")),
+        ("go.sum", include_str!("../controlplane/kubernetes/go.sum")),
+        ("etcd/main.go", include_str!("../controlplane/kubernetes/etcd/main.go")),
+    ],
+};
+
+/// Its dependencies do not fit those of Kubernetes, hence a module of its own.
+const CONTAINERD: GoModule = GoModule {
+    name: "containerd",
+    files: &[
+        ("go.mod", include_str!("../controlplane/containerd/go.mod")),
+        ("go.sum", include_str!("../controlplane/containerd/go.sum")),
+    ],
+};
+
+const MODULES: [&GoModule; 2] = [&KUBERNETES, &CONTAINERD];
+
+impl Program {
+    fn module(self) -> &'static GoModule {
+        match self {
+            Self::Containerd | Self::ContainerdShim | Self::Ctr => &CONTAINERD,
+            _ => &KUBERNETES,
+        }
+    }
+
+    fn package(self) -> String {
+        match self {
+            Self::Etcd => "./etcd".to_owned(),
+            Self::Kwok => "sigs.k8s.io/kwok/cmd/kwok".to_owned(),
+            Self::Containerd | Self::ContainerdShim | Self::Ctr => {
+                format!("github.com/containerd/containerd/v2/cmd/{}", self.name())
+            }
+            _ => format!("k8s.io/kubernetes/cmd/{}", self.name()),
+        }
+    }
+}
+
+/// Names what is built: the version for people, a hash of all sources and flags for correctness.
+pub(crate) fn cache_key() -> String {
+    let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
+    for module in MODULES {
+        for (path, text) in module.files {
+            for part in [module.name, path, text] {
+                hash.update(part.as_bytes());
+                hash.update(&[0]);
+            }
+        }
+    }
+    hash.update(linker_flags().as_bytes());
+    for stage in KWOK_STAGE_FILES {
+        hash.update(stage.as_bytes());
+    }
+    let hex: String = hash.finish().as_ref().iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    format!("kubernetes-{KUBERNETES_VERSION}-{hex}")
+}
+
+/// Builds those of `programs` that `dir` lacks.
+pub(crate) fn build_missing(dir: &Path, programs: &[Program]) -> anyhow::Result<()> {
+    if missing(dir, programs).is_empty() {
+        return Ok(());
+    }
+    let parent = dir.parent().context("the cache directory has no parent")?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let lock = File::create(parent.join(".lock"))?;
+    lock.lock().context("cannot lock the cache of built programs")?;
+    // Somebody else may have built them while we waited for the lock.
+    let missing = missing(dir, programs);
+    // Layer by layer: an interrupted build keeps the lower layers.
+    for layer in Layer::ALL {
+        for module in MODULES {
+            let group: Vec<_> =
+                missing.iter().copied().filter(|p| p.layer() == layer && p.module().name == module.name).collect();
+            build_group(parent, dir, module, &group)?;
+        }
+    }
+    Ok(())
+}
+
+fn missing(dir: &Path, programs: &[Program]) -> Vec<Program> {
+    programs.iter().copied().filter(|program| !is_built(dir, *program)).collect()
+}
+
+fn is_built(dir: &Path, program: Program) -> bool {
+    dir.join(program.name()).is_file() && (program != Program::Kwok || dir.join(KWOK_STAGES).is_file())
+}
+
+fn build_group(scratch_parent: &Path, dir: &Path, module: &GoModule, group: &[Program]) -> anyhow::Result<()> {
+    if group.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<_> = group.iter().map(|program| program.name()).collect();
+    report(&format!("testbed: building {} from source, once; this takes minutes", names.join(", ")));
+    let began = Instant::now();
+    let scratch = tempfile::Builder::new().prefix(".build-").tempdir_in(scratch_parent)?;
+    let sources = scratch.path().join("src");
+    for (path, text) in module.files {
+        let file = sources.join(path);
+        fs::create_dir_all(file.parent().unwrap_or(&sources))?;
+        fs::write(&file, text)?;
+    }
+    let output = scratch.path().join("bin");
+    fs::create_dir_all(&output)?;
+    let mut go = go_command(&sources);
+    go.args(["build", "-buildvcs=false", "-trimpath", "-ldflags", &linker_flags(), "-o"]).arg(&output);
+    go.args(group.iter().map(|program| program.package()));
+    run(go)?;
+    if group.contains(&Program::Kwok) {
+        fs::write(output.join(KWOK_STAGES), kwok_stages(&sources)?)?;
+        fs::rename(output.join(KWOK_STAGES), dir.join(KWOK_STAGES))?;
+    }
+    for name in names {
+        fs::rename(output.join(name), dir.join(name)).with_context(|| format!("go build made no {name}"))?;
+    }
+    report(&format!("testbed: built in {} s", began.elapsed().as_secs()));
+    Ok(())
+}
+
+fn linker_flags() -> String {
+    let mut flags = "-s -w".to_owned();
+    let minor = KUBERNETES_VERSION.split('.').nth(1).unwrap_or_default();
+    for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
+        for (name, value) in [
+            ("gitVersion", format!("v{KUBERNETES_VERSION}")),
+            ("gitMajor", "1".to_owned()),
+            ("gitMinor", minor.to_owned()),
+        ] {
+            flags.push_str(&format!(" -X {package}.{name}={value}"));
+        }
+    }
+    flags
+}
+
+fn kwok_stages(sources: &Path) -> anyhow::Result<String> {
+    let mut go = go_command(sources);
+    go.args(["list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"]).stdout(Stdio::piped());
+    let listed = go.output().context("cannot run go")?;
+    let module = PathBuf::from(String::from_utf8(listed.stdout)?.trim());
+    let mut stages = String::new();
+    for file in KWOK_STAGE_FILES {
+        let path = module.join("kustomize/stage").join(file);
+        let text = fs::read_to_string(&path).with_context(|| format!("kwok's module lacks {file}"))?;
+        stages.push_str("---\n");
+        stages.push_str(&text);
+        stages.push('\n');
+    }
+    Ok(stages)
+}
+
+fn go_command(sources: &Path) -> Command {
+    let mut go = Command::new("go");
+    // No C: the result runs on any Linux. `go.work` files around the cache are none of our business.
+    go.current_dir(sources).env("CGO_ENABLED", "0").env("GOWORK", "off").stdin(Stdio::null()).stdout(Stdio::null());
+    go
+}
+
+fn run(mut go: Command) -> anyhow::Result<()> {
+    let status = go.status().context("cannot run go: install Go 1.26 or newer to build the testbed's Kubernetes")?;
+    anyhow::ensure!(status.success(), "{go:?} failed: {status}");
+    Ok(())
+}
+
+#[expect(clippy::print_stderr, reason = "a test that waits minutes for a build has to say so")]
+fn report(line: &str) {
+    eprintln!("{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KUBERNETES, KUBERNETES_VERSION, cache_key, linker_flags};
+
+    #[test]
+    fn key_names_the_version_and_is_stable() {
+        assert!(cache_key().starts_with("kubernetes-1."));
+        assert_eq!(cache_key(), cache_key());
+    }
+
+    #[test]
+    fn module_requires_the_version_the_servers_will_report() {
+        let (_, go_mod) = KUBERNETES.files[0];
+        assert!(go_mod.contains(&format!("k8s.io/kubernetes v{KUBERNETES_VERSION}")));
+        assert!(linker_flags().contains(&format!("gitVersion=v{KUBERNETES_VERSION}")));
+    }
+}

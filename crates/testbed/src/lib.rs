@@ -1,0 +1,50 @@
+//! A real Kubernetes on this machine for groundcrew's tests and demo.
+//!
+//! ```text
+//!  test ──stdin/stdout──► testbed supervise ──► etcd, kube-apiserver                          Layer::Api
+//!    │                          │          ──► kube-controller-manager, kube-scheduler, kwok  Layer::Controllers
+//!    │                          │          ──► containerd, kubelet, kube-proxy                Layer::Nodes
+//!    └── groundcrew run         └── stops all of it when the test ends, in whatever way
+//! ```
+//!
+//! A test starts a [`Cluster`] of the weakest [`Layer`] that can fail it, takes a [`TestNamespace`], perhaps starts
+//! [`Groundcrew`], waits with [`Cluster::wait_for`] and judges by [`Cluster::audit_events`]. When it fails, the cluster
+//! prints pods, events and logs on its way out.
+
+mod assets;
+mod audit;
+mod cluster;
+mod dump;
+pub mod fetch;
+mod gobuild;
+mod groundcrew;
+pub mod host;
+mod image;
+mod kubeconfig;
+mod kwok;
+mod layer;
+mod locate;
+mod node;
+pub mod objects;
+mod pki;
+mod ports;
+mod protocol;
+mod proxy;
+mod ready;
+pub mod supervisor;
+mod tail;
+mod wait;
+
+pub use assets::{Assets, Program, cache_dir};
+pub use audit::{AuditEvent, AuditObject, AuditUser};
+pub use cluster::{Cluster, TestNamespace};
+pub use gobuild::KUBERNETES_VERSION;
+pub use groundcrew::{Groundcrew, GroundcrewBuilder};
+pub use image::Image;
+pub use kubeconfig::client as client_for;
+pub use kwok::KwokNode;
+pub use layer::Layer;
+pub use node::is_ready_and_free;
+pub use ports::{free_port, free_ports};
+pub use protocol::{ClusterInfo, NodeInfo, Part};
+pub use proxy::Proxy;

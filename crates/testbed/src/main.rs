@@ -1,0 +1,121 @@
+//! `testbed`: a real Kubernetes on this machine, for groundcrew's tests and for trying things by hand.
+#![expect(clippy::print_stdout, reason = "the command line's own output")]
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use groundcrew_testbed::supervisor::{self, Options, leash};
+use groundcrew_testbed::{Assets, ClusterInfo, Layer, host};
+
+#[derive(Parser)]
+#[command(name = "testbed", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build Kubernetes and its companions from source into the cache; quick when they are there.
+    Build {
+        /// Up to which layer: 2 API server and etcd, 3 adds controllers and kwok, 4 adds a real node.
+        #[arg(long, default_value = "4")]
+        layer: Layer,
+    },
+    /// Show which Debian packages layer 4 still needs on this machine.
+    HostPackages {
+        /// Install them by apt-get; needs root.
+        #[arg(long)]
+        install: bool,
+    },
+    /// Run a cluster until ctrl-c.
+    Up {
+        /// 2 API server and etcd, 3 adds controllers and kwok, 4 adds a real node.
+        #[arg(long, default_value = "3")]
+        layer: Layer,
+        /// Keep logs and data here instead of in a temporary directory.
+        #[arg(long)]
+        dir: Option<PathBuf>,
+    },
+    /// Run a cluster for a test that holds the other end of standard input.
+    #[command(hide = true)]
+    Supervise {
+        #[arg(long)]
+        layer: Layer,
+        #[arg(long)]
+        dir: Option<PathBuf>,
+    },
+    /// Become a program that is killed together with its parent.
+    #[command(hide = true, name = leash::SUBCOMMAND)]
+    Leashed {
+        parent: i32,
+        program: PathBuf,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Build { layer } => {
+            let assets = Assets::ensure(layer)?;
+            println!("{}", assets.dir().display());
+            Ok(())
+        }
+        Command::HostPackages { install } => host_packages(install),
+        Command::Up { layer, dir } => supervise(Options { layer, dir, leashed_to_stdin: false }, show),
+        Command::Supervise { layer, dir } => {
+            let done = supervise(Options { layer, dir, leashed_to_stdin: true }, supervisor::announce_ready);
+            if let Err(error) = &done {
+                supervisor::announce_failure(error)?;
+            }
+            done
+        }
+        Command::Leashed { parent, program, arguments } => {
+            match leash::become_program(parent, &program, &arguments)? {}
+        }
+    }
+}
+
+fn supervise(options: Options, announce: impl Fn(&ClusterInfo) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    // One thread: a child on the leash is killed when the thread that started it ends.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let done = runtime.block_on(supervisor::run(options, announce));
+    // A wait for the machine's lock or a build must not keep us from ending.
+    runtime.shutdown_timeout(Duration::ZERO);
+    done
+}
+
+fn show(info: &ClusterInfo) -> anyhow::Result<()> {
+    println!("layer {} is up; stop it with ctrl-c", info.layer);
+    println!("  export KUBECONFIG={}", info.kubeconfig.display());
+    println!("  {} get pods --all-namespaces", info.kubectl.display());
+    println!("  logs in {}", info.dir.join("logs").display());
+    Ok(())
+}
+
+fn host_packages(install: bool) -> anyhow::Result<()> {
+    if install {
+        return host::install_packages();
+    }
+    println!("{}", host::missing_packages().join(" "));
+    Ok(())
+}
+
+#[expect(clippy::print_stderr, reason = "the command line's own output")]
+fn complain(error: &anyhow::Error) {
+    eprintln!("testbed: {error:#}");
+}

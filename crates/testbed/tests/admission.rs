@@ -1,0 +1,206 @@
+//! The webhook server as its callers meet it: the real API server, and those that mean no good.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use futures::{StreamExt, stream};
+use groundcrew_testbed::objects::{PodExt, pod};
+use groundcrew_testbed::{Cluster, Groundcrew, Layer};
+use k8s_openapi::api::core::v1::{EnvVar, Pod};
+use kube::ResourceExt;
+use kube::api::{Api, PostParams};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+const SOON: Duration = Duration::from_secs(30);
+
+mod anyone {
+    //! A TLS client that asks nobody's name: who floods a server does not check certificates.
+    use rustls::DigitallySignedStruct;
+    use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+    use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+
+    #[derive(Debug)]
+    pub struct Trusting;
+
+    impl ServerCertVerifier for Trusting {
+        fn verify_server_cert(
+            &self,
+            _: &CertificateDer<'_>,
+            _: &[CertificateDer<'_>],
+            _: &ServerName<'_>,
+            _: &[u8],
+            _: UnixTime,
+        ) -> Result<ServerCertVerified, rustls::Error> {
+            Ok(ServerCertVerified::assertion())
+        }
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            Ok(HandshakeSignatureValid::assertion())
+        }
+        fn verify_tls13_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            Ok(HandshakeSignatureValid::assertion())
+        }
+        fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+            rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
+        }
+    }
+}
+
+fn connector() -> anyhow::Result<TlsConnector> {
+    let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(anyone::Trusting))
+        .with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+async fn connect(tls: &TlsConnector, address: SocketAddr) -> anyhow::Result<TlsStream<TcpStream>> {
+    let socket = TcpStream::connect(address).await?;
+    Ok(tls.connect(ServerName::from(address.ip()), socket).await?)
+}
+
+/// Sends raw bytes of HTTP/1.1 and returns the status line.
+async fn exchange(stream: &mut TlsStream<TcpStream>, head: &str, body: &[u8]) -> anyhow::Result<String> {
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body).await?;
+    stream.flush().await?;
+    status_line(stream).await
+}
+
+async fn status_line(stream: &mut TlsStream<TcpStream>) -> anyhow::Result<String> {
+    let mut answer = [0; 256];
+    let n = timeout(SOON, stream.read(&mut answer)).await.context("no answer")??;
+    let text = String::from_utf8_lossy(&answer[..n]).into_owned();
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+async fn stamped_by_admission(pods: &Api<Pod>, name: &str) -> anyhow::Result<bool> {
+    let created = pods.create(&PostParams::default(), &pod(name).annotated("addtime", "")).await?;
+    Ok(created.annotations().contains_key("timestamp"))
+}
+
+/// The most memory the process ever had, in KiB.
+fn peak_memory(groundcrew: &Groundcrew) -> anyhow::Result<u64> {
+    let pid = groundcrew.pid().context("not running")?;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find(|l| l.starts_with("VmHWM:")).context("no VmHWM")?;
+    Ok(line.split_whitespace().nth(1).context("no number")?.parse()?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_connections_and_slow_writers_do_not_stop_a_review() -> anyhow::Result<()> {
+    const IDLE: usize = 5000;
+    let cluster = Cluster::start(Layer::Api).await?;
+    let groundcrew = Groundcrew::builder(&cluster).start().await?;
+    cluster.webhook_answers().await?;
+    let (tls, address) = (connector()?, groundcrew.webhook_addr());
+
+    // Whoever opens so many sees the oldest closed: each handshake must work, none need live on.
+    let idle: Vec<_> = stream::iter(0..IDLE).map(|_| connect(&tls, address)).buffer_unordered(32).collect().await;
+    let refused = idle.iter().filter(|c| c.is_err()).count();
+    let mut slow = Vec::new();
+    for _ in 0..200 {
+        let mut stream = connect(&tls, address).await?;
+        let head = "POST /mutate-v1-pod HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n{";
+        stream.write_all(head.as_bytes()).await?;
+        slow.push(stream);
+    }
+    let namespace = cluster.namespace("flood").await?;
+    let pods: Api<Pod> = namespace.api();
+    for i in 0..20 {
+        assert!(stamped_by_admission(&pods, &format!("p{i}")).await?, "pod {i} was not stamped by admission");
+    }
+    assert_eq!(refused, 0, "{refused} of {IDLE} handshakes failed");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gigabyte_gets_413_with_flat_memory_and_three_megabytes_work() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    let groundcrew = Groundcrew::builder(&cluster).start().await?;
+    let (tls, address) = (connector()?, groundcrew.webhook_addr());
+    let before = peak_memory(&groundcrew)?;
+
+    let announced = "POST /mutate-v1-pod HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1073741824\r\n\r\n";
+    assert_eq!(exchange(&mut connect(&tls, address).await?, announced, b"{").await?, "HTTP/1.1 413 Payload Too Large");
+
+    // The same without a length: it ends when the server has had enough, with an answer or a closed connection.
+    let mut stream = connect(&tls, address).await?;
+    let head = "POST /mutate-v1-pod HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    stream.write_all(head.as_bytes()).await?;
+    let chunk = [format!("{:x}\r\n", 1 << 20).into_bytes(), vec![b' '; 1 << 20], b"\r\n".to_vec()].concat();
+    let mut sent = 0;
+    while sent < 1024 && stream.write_all(&chunk).await.is_ok() {
+        sent += 1;
+    }
+    assert!(sent < 64, "{sent} MiB were taken");
+    let grown = peak_memory(&groundcrew)? - before;
+    assert!(grown < 64 * 1024, "memory grew by {grown} KiB");
+
+    let review = serde_json::json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "1", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "namespace": "a", "operation": "CREATE",
+            "object": pod("big").annotated("addtime", "").annotated("big", &"x".repeat(3 << 20)),
+        },
+    })
+    .to_string();
+    let head = format!(
+        "POST /mutate-v1-pod HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        review.len()
+    );
+    let status = exchange(&mut connect(&tls, address).await?, &head, review.as_bytes()).await?;
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_largest_pod_the_api_server_stores_is_stamped_in_its_review() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    let _groundcrew = Groundcrew::builder(&cluster).start().await?;
+    cluster.webhook_answers().await?;
+    let namespace = cluster.namespace("big").await?;
+    let pods: Api<Pod> = namespace.api();
+    let mut big = pod("big").annotated("addtime", "");
+    let filler = EnvVar { name: "FILLER".into(), value: Some("x".repeat(1_200_000)), value_from: None };
+    for container in big.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
+        container.env = Some(vec![filler.clone()]);
+    }
+    let created = pods.create(&PostParams::default(), &big).await?;
+    assert!(created.annotations().contains_key("timestamp"));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hung_groundcrew_costs_a_pod_one_second_and_nothing_else() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    let groundcrew = Groundcrew::builder(&cluster).start().await?;
+    cluster.webhook_answers().await?;
+    let namespace = cluster.namespace("hung").await?;
+    let pods: Api<Pod> = namespace.api();
+    groundcrew.pause()?;
+    let began = tokio::time::Instant::now();
+    let stamped = stamped_by_admission(&pods, "a").await?;
+    let took = began.elapsed();
+    groundcrew.resume()?;
+    assert!(!stamped);
+    assert!(took < Duration::from_millis(1600), "the creation took {took:?}");
+    Ok(())
+}
