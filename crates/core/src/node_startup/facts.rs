@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, PodStatus, PodTemplateSpec};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use serde::Serialize;
 
 use crate::keys::{self, Lookup};
@@ -146,10 +146,7 @@ pub fn annotated_ready(annotations: &impl Lookup) -> bool {
 
 /// Every container reports ready, and so does the pod.
 #[must_use]
-pub fn reports_ready(containers: &[Container], status: Option<&PodStatus>) -> bool {
-    let Some(status) = status else { return false };
-    let reports = status.container_statuses.as_deref().unwrap_or_default();
-    let all = containers.iter().all(|c| reports.iter().any(|r| r.name == c.name && r.ready));
-    let pod = status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
-    all && reports.iter().all(|r| r.ready) && pod
+pub fn reports_ready(containers: &[&str], reports: &[(&str, bool)], pod_ready: bool) -> bool {
+    let reported = |name: &&str| reports.iter().any(|(reported, ready)| reported == name && *ready);
+    pod_ready && containers.iter().all(reported) && reports.iter().all(|(_, ready)| *ready)
 }

@@ -224,6 +224,8 @@ pub struct Draft {
     pub on_timeout: OnTimeout,
     pub dry_run: bool,
     pub deleting: bool,
+    /// What the reader of the spec could not make sense of.
+    pub problem: Option<String>,
 }
 
 /// Why a rule cannot be followed.
@@ -243,6 +245,8 @@ pub enum Invalid {
     HoldBeyondTimeout,
     #[error("spec.taint.key {0} belongs to another rule")]
     TaintTaken(String),
+    #[error("{0}")]
+    Unreadable(String),
 }
 
 impl Draft {
@@ -281,6 +285,9 @@ impl Draft {
     }
 
     fn judge(&self) -> Result<(Selector, Vec<Need>), Invalid> {
+        if let Some(problem) = &self.problem {
+            return Err(Invalid::Unreadable(problem.clone()));
+        }
         let nodes = Selector::parse(&self.node_selector).map_err(Invalid::NodeSelector)?;
         if self.timeout.is_some_and(|timeout| self.min_hold > timeout) {
             return Err(Invalid::HoldBeyondTimeout);

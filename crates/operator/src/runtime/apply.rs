@@ -61,6 +61,8 @@ pub enum Write {
     Json(JsonPatch),
     /// Strategic merge of `status`, which keeps the conditions of others.
     Status(Value),
+    /// JSON merge patch of the `status` of a custom resource, which knows no strategic merge.
+    MergeStatus(Value),
     /// In-place resize of a pod.
     Resize(Value),
     /// Server-side apply of the fields we own.
@@ -81,6 +83,7 @@ impl Write {
             Write::Merge { .. } => "merge",
             Write::Json(_) => "json_patch",
             Write::Status(_) => "status",
+            Write::MergeStatus(_) => "status",
             Write::Resize(_) => "resize",
             Write::Apply(_) => "apply",
             Write::Evict { .. } => "evict",
@@ -261,6 +264,10 @@ fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, Wri
         Write::Status(status) => {
             let body = json!({"metadata": {"uid": uid}, "status": status});
             address.patch_subresource("status", name, &params, &Patch::Strategic(body))
+        }
+        Write::MergeStatus(status) => {
+            let body = json!({"metadata": {"uid": uid}, "status": status});
+            address.patch_subresource("status", name, &params, &Patch::Merge(body))
         }
         Write::Resize(spec) => {
             let body = json!({"metadata": {"uid": uid}, "spec": spec});
