@@ -9,10 +9,12 @@ use serde_json::Value;
 
 use crate::certificates::{Rules, RulesError};
 
+mod node_startup;
 mod reader;
 #[cfg(test)]
 mod tests;
 
+pub use node_startup::{Engine, FailurePolicy, NodeStartupFeature};
 pub use reader::{Origin, Override, Problem, Problems};
 use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one_of, path, port, text, texts};
 
@@ -28,6 +30,7 @@ pub struct Config {
     pub timestamp: TimestampFeature,
     pub sizing: SizingFeature,
     pub warmup: WarmupFeature,
+    pub node_startup: NodeStartupFeature,
 }
 
 #[derive(Clone, Debug)]
@@ -190,6 +193,7 @@ pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
         timestamp: timestamp(root.section("timestamp")),
         sizing: sizing(root.section("sizing")),
         warmup: warmup(root.section("warmup")),
+        node_startup: node_startup::node_startup(root.section("nodeStartup")),
     };
     drop(root);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }

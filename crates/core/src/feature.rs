@@ -5,19 +5,21 @@ use std::fmt;
 /// A column through the whole program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Feature {
-    Timestamp,
+    NodeStartup,
     Sizing,
+    Timestamp,
     Warmup,
 }
 
 impl Feature {
-    pub const ALL: [Feature; 3] = [Feature::Timestamp, Feature::Sizing, Feature::Warmup];
+    pub const ALL: [Feature; 4] = [Feature::NodeStartup, Feature::Sizing, Feature::Timestamp, Feature::Warmup];
 
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Feature::Timestamp => "timestamp",
+            Feature::NodeStartup => "node_startup",
             Feature::Sizing => "sizing",
+            Feature::Timestamp => "timestamp",
             Feature::Warmup => "warmup",
         }
     }

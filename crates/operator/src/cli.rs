@@ -31,6 +31,8 @@ enum Command {
     Agent(Settings),
     /// Print everything an installation consists of, as YAML.
     Manifests(Manifests),
+    /// Undo what the operator did to other objects; run it after the operator is stopped.
+    Uninstall(Settings),
 }
 
 /// Flags override the environment (GROUNDCREW_<SECTION>__<KEY>), which overrides the file.
@@ -121,7 +123,7 @@ fn read_yaml(path: &Path) -> Result<Value, String> {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let settings = match &cli.command {
-        Command::Run(settings) | Command::Agent(settings) => settings,
+        Command::Run(settings) | Command::Agent(settings) | Command::Uninstall(settings) => settings,
         Command::Manifests(manifests) => &manifests.settings,
     };
     let config = match settings.load() {
@@ -131,6 +133,7 @@ pub fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Run(settings) => run::main(settings, config),
         Command::Agent(settings) => agent::main(settings, config),
+        Command::Uninstall(settings) => run::uninstall(settings, config),
         Command::Manifests(m) => {
             print(&manifests::yaml(&config, m.settings.namespace.as_deref(), &m.image));
             Ok(())

@@ -13,6 +13,7 @@ pub mod cli;
 pub mod features;
 pub mod health;
 pub mod manifests;
+pub mod node_startup;
 pub mod run;
 pub mod runtime;
 pub mod sizing;

@@ -33,7 +33,7 @@ pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels()}}),
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(NAME, Some(namespace))}),
     ];
-    all.extend(features::enabled(config).flat_map(|feature| (feature.crds)()).map(|crd| value(&crd)));
+    all.extend(features::definitions(config).iter().map(value));
     all.extend(role(NAME, "ClusterRole", None, namespace, cluster_rules(config)));
     all.extend(role(NAME, "Role", Some(namespace), namespace, own_namespace_rules()));
     // Never held: the first leader of a new installation need not wait.
@@ -169,6 +169,8 @@ fn deployment(config: &Config, namespace: &str, image: &str) -> Value {
                         "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532,
                         "seccompProfile": {"type": "RuntimeDefault"},
                     },
+                    // A cluster of fresh nodes only must be able to start what releases them.
+                    "tolerations": features::tolerations(config),
                     "priorityClassName": "system-cluster-critical",
                     "topologySpreadConstraints": [spread],
                     "terminationGracePeriodSeconds": 20,

@@ -24,12 +24,14 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::admission::certs::{self, Source};
+use crate::admission::registration::Entry;
 use crate::admission::tls::ServingCert;
 use crate::admission::{self, Admission, registration, server};
 use crate::cli::Settings;
 use crate::features;
 use crate::health::{self, Readiness};
 use crate::manifests::{CERTIFICATE_SECRET, DEFAULT_NAMESPACE, NAME, WEBHOOK_RECORD};
+use crate::node_startup;
 use crate::runtime::apply::{self, Writer};
 use crate::runtime::cache::{Cache, Feed};
 use crate::runtime::client::{self, Clients};
@@ -60,6 +62,9 @@ pub struct Context {
     /// For what only the leader may write.
     pub writer: Writer,
     pub events: Events,
+    /// What the API server is asked to send us; a feature may change its own part.
+    pub entries: Arc<watch::Sender<Vec<Entry>>>,
+    pub node_startup: Arc<node_startup::Shared>,
     pub readiness: Readiness,
     pub tasks: TaskTracker,
     /// Work ends here; the webhook goes on for a moment.
@@ -147,6 +152,21 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
     })
 }
 
+/// `groundcrew uninstall`: every feature takes back what would outlive the operator, whether it is enabled or not.
+pub fn uninstall(settings: &Settings, config: Config) -> Result<(), String> {
+    runtime()?.block_on(async {
+        let telemetry = Telemetry::start(&config)?;
+        let kube_config = client::load(settings.kubeconfig.as_deref()).await.map_err(|e| e.to_string())?;
+        let clients = Clients::new(&kube_config, WATCH_TIMEOUT).map_err(|e| e.to_string())?;
+        let namespace = settings.namespace.clone().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+        let removed = registration::remove(clients.write.clone(), &namespace, WEBHOOK_RECORD, Timestamp::now).await;
+        removed.map_err(|e| format!("the webhook configuration could not be removed: {e}"))?;
+        node_startup::uninstall::run(&clients.read, &config).await?;
+        telemetry.flush();
+        Ok(())
+    })
+}
+
 /// Two threads carry a webhook and its controllers; more would only cost memory.
 pub fn runtime() -> Result<tokio::runtime::Runtime, String> {
     let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4));
@@ -217,6 +237,8 @@ impl Process {
             leadership,
             writer,
             events,
+            entries: Arc::new(watch::Sender::new(features::entries(&self.config, &self.namespace))),
+            node_startup: node_startup::Shared::new(&self.config),
             readiness: self.readiness.clone(),
             tasks: self.tasks.clone(),
             stopping: self.stopping.clone(),
@@ -240,6 +262,8 @@ impl Process {
 
         let admission = Arc::new(Admission {
             features: features::enabled(&context.config).filter_map(|row| (row.admission)(context)).collect(),
+            node_features: features::node_features(context),
+            validators: features::validators(context),
             exempt_namespaces: features::exempt_namespaces(&context.config, &context.namespace),
             metrics: admission::Metrics::register(registry),
             clock: context.clock,
@@ -265,7 +289,7 @@ impl Process {
         let (published, observed) = watch::channel(None);
         let source = start_certificates(context, &target, serving, observed);
         let settings = registration::Settings {
-            entries: features::entries(&context.config, &context.namespace),
+            entries: context.entries.subscribe(),
             target,
             namespace: context.namespace.clone(),
             record: WEBHOOK_RECORD.to_owned(),

@@ -67,6 +67,8 @@ pub enum Write {
     Status(Value),
     /// The same with metadata of its own, for what must be written together with the status.
     StatusPatch(Value),
+    /// JSON merge patch of the `status` of a custom resource, which knows no strategic merge.
+    MergeStatus(Value),
     /// In-place resize of a pod.
     Resize(Value),
     /// Server-side apply of the fields we own.
@@ -87,7 +89,7 @@ impl Write {
         match self {
             Write::Merge { .. } => "merge",
             Write::Json(_) => "json_patch",
-            Write::JsonStatus(_) | Write::Status(_) | Write::StatusPatch(_) => "status",
+            Write::JsonStatus(_) | Write::Status(_) | Write::StatusPatch(_) | Write::MergeStatus(_) => "status",
             Write::Resize(_) => "resize",
             Write::Apply(_) => "apply",
             Write::Evict { .. } => "evict",
@@ -300,6 +302,10 @@ fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, Wri
         Write::StatusPatch(patch) => {
             let body = merged(patch.clone(), &json!({"metadata": {"uid": uid}}));
             address.patch_subresource("status", name, &params, &Patch::Strategic(body))
+        }
+        Write::MergeStatus(status) => {
+            let body = json!({"metadata": {"uid": uid}, "status": status});
+            address.patch_subresource("status", name, &params, &Patch::Merge(body))
         }
         Write::Resize(spec) => {
             let body = json!({"metadata": {"uid": uid}, "spec": spec});
