@@ -1,5 +1,7 @@
 //! `sizing` on a real Kubernetes: the schema, admission, a fleet of fake nodes, and one real node.
 
+#![allow(clippy::expect_used, clippy::indexing_slicing, reason = "helpers fail the test that calls them")]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
