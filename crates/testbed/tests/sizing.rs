@@ -1,6 +1,6 @@
 //! `sizing` on a real Kubernetes: the schema, admission, a fleet of fake nodes, and one real node.
 
-#![allow(clippy::expect_used, clippy::indexing_slicing, reason = "helpers fail the test that calls them")]
+#![expect(clippy::expect_used, clippy::indexing_slicing, reason = "a test ends where its assumption fails")]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
