@@ -203,7 +203,10 @@ mod tests {
 
     #[test]
     fn a_feature_turned_off_takes_its_permissions_along() {
-        let off = serde_json::json!({"timestamp": {"enabled": false}, "warmup": {"enabled": false}});
+        let off = serde_json::json!({
+            "nodeStartup": {"enabled": false}, "sizing": {"enabled": false}, "timestamp": {"enabled": false},
+            "warmup": {"enabled": false},
+        });
         let off = groundcrew_core::config::load(off, vec![]).unwrap();
         let reads_pods =
             |config: &Config| cluster_rules(config).iter().any(|r| r.resources.iter().flatten().any(|r| r == "pods"));

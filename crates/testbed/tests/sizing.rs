@@ -1,5 +1,7 @@
 //! `sizing` on a real Kubernetes: the schema, admission, a fleet of fake nodes, and one real node.
 
+#![expect(clippy::expect_used, clippy::indexing_slicing, reason = "a test ends where its assumption fails")]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
