@@ -293,7 +293,7 @@ fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, Wri
             address.patch_subresource("status", name, &params, &Patch::Strategic(body))
         }
         Write::StatusPatch(patch) => {
-            let body = merged(patch.clone(), json!({"metadata": {"uid": uid}}));
+            let body = merged(patch.clone(), &json!({"metadata": {"uid": uid}}));
             address.patch_subresource("status", name, &params, &Patch::Strategic(body))
         }
         Write::Resize(spec) => {
