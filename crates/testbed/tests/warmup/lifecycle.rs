@@ -1,8 +1,10 @@
 //! The life of a warm-up, from admission to the condition.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use groundcrew_core::pod::Container;
+use groundcrew_core::warmup::rules::Rules;
 use groundcrew_testbed::{Cluster, Groundcrew, Layer};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
@@ -14,7 +16,8 @@ use kube::runtime::watcher;
 use serde_json::{Value, json};
 
 use crate::support::{
-    NODE, QUICK, SOON, Server, add_node, agent, asking, condition, is_gated, is_open, make_ready, message, reason, up,
+    NODE, QUICK, SOON, Server, add_node, agent, apply, asking, condition, is_gated, is_open, make_ready, message,
+    reason, up,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,6 +134,36 @@ async fn outcomes_are_written_as_documented() -> anyhow::Result<()> {
     cluster.wait_for(&pods, "closed", "a later attempt", SOON, |p| message(p).contains("; attempt 3 follows")).await?;
     // One attempt of each, two of the retried, and at least two of the closed one.
     assert!(broken.hits().len() >= 2 + 4 + 4, "{}", broken.hits().len());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_samples_are_accepted() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    install_warmup_config(&cluster).await?;
+    let namespace = cluster.namespace("samples").await?;
+    create_warmup_config(&cluster, namespace.name()).await?;
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/samples");
+    let mut seen = 0;
+    for file in
+        std::fs::read_dir(directory)?.flatten().filter(|f| f.file_name().to_string_lossy().starts_with("warmup"))
+    {
+        let text = std::fs::read_to_string(file.path())?;
+        let objects: Vec<Value> = serde_saphyr::from_multiple(&text)?;
+        seen += objects.len();
+        for object in &objects {
+            let annotations =
+                object.pointer("/spec/template/metadata/annotations").or(object.pointer("/metadata/annotations"));
+            let containers = object.pointer("/spec/template/spec/containers").or(object.pointer("/spec/containers"));
+            if let (Some(annotations), Some(containers)) = (annotations, containers) {
+                let annotations: BTreeMap<String, String> = serde_json::from_value(annotations.clone())?;
+                let containers: Vec<Container<String>> = serde_json::from_value(containers.clone())?;
+                Rules::read(&annotations, &containers)?;
+            }
+        }
+        apply(&cluster, namespace.name(), objects).await?;
+    }
+    assert_eq!(seen, 4);
     Ok(())
 }
 
