@@ -73,7 +73,11 @@ pub struct RuleTaint {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("minProperties" = 1))]
+// Defaults fill the object before it is counted, so a number of properties would say nothing.
+#[schemars(extend("x-kubernetes-validations" = [
+    {"rule": "has(self.initPods) || has(self.expression) || (has(self.daemonSets) && self.daemonSets.size() > 0) || (has(self.conditions) && self.conditions.size() > 0) || (has(self.allDaemonSets) && self.allDaemonSets)",
+     "message": "evidence is empty: nothing would ever hold a node"},
+]))]
 pub struct Evidence {
     /// Every DaemonSet whose pods carry these labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
