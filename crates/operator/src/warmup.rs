@@ -27,6 +27,7 @@ use crate::runtime::cache::Key;
 pub mod agent;
 mod agents;
 mod backstop;
+pub mod farewell;
 mod job;
 pub mod manifests;
 mod metrics;

@@ -39,9 +39,15 @@ pub struct GroundcrewBuilder<'a> {
 impl GroundcrewBuilder<'_> {
     /// Runs the agent of that node instead of the operator.
     #[must_use]
-    pub fn agent(mut self, node: &str) -> Self {
-        self.command = "agent";
-        self.arg("--node-name").arg(node)
+    pub fn agent(self, node: &str) -> Self {
+        self.command("agent").arg("--node-name").arg(node)
+    }
+
+    /// Another subcommand than `run`, which takes the same flags.
+    #[must_use]
+    pub fn command(mut self, name: &'static str) -> Self {
+        self.command = name;
+        self
     }
 
     /// Names its log; a test with two replicas tells them apart by it.

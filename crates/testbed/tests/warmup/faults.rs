@@ -5,11 +5,11 @@ use std::time::Duration;
 use futures::future::join_all;
 use groundcrew_testbed::{Cluster, Groundcrew, Layer};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::json;
 
-use crate::support::{NODE, QUICK, SOON, Server, add_node, agent, asking, is_open, message, reason, up};
+use crate::support::{NODE, QUICK, SOON, Server, add_node, agent, asking, gated, is_open, message, reason, up};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_leader_opens_the_gates_of_an_agent_that_is_gone() -> anyhow::Result<()> {
@@ -158,5 +158,23 @@ async fn a_storm_of_other_writers_repeats_no_request_and_a_deleted_pod_gets_none
     let seen = leaving.hits().len();
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(leaving.hits().len(), seen);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uninstalling_leaves_no_gate_shut() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    add_node(&cluster, NODE).await?;
+    let namespace = cluster.namespace("last").await?;
+    let pods: Api<Pod> = namespace.api();
+    let server = Server::start().await?;
+    up(&pods, asking("ready", &server, &[])).await?;
+    pods.create(&PostParams::default(), &gated(asking("pending", &server, &[]))).await?;
+    let mut command = Groundcrew::builder(&cluster).command("open-gates").spawn()?;
+    assert!(command.wait_exit(SOON).await?.success(), "{}", command.log()?);
+    assert!(command.log()?.contains("2 gates opened"), "{}", command.log()?);
+    for name in ["ready", "pending"] {
+        assert_eq!(reason(&pods.get(name).await?), "AgentUnavailable");
+    }
     Ok(())
 }
