@@ -1,6 +1,7 @@
 # Thin recipes: each target is one or two commands you could type yourself.
 SHELL := /bin/bash
 CARGO ?= cargo
+TESTBED = $(CARGO) run -q -p groundcrew-testbed --bin testbed --
 
 .DEFAULT_GOAL := help
 
@@ -14,7 +15,7 @@ test: build testbed ## Run every test, on a real Kubernetes
 	$(CARGO) test --workspace
 
 demo: build ## Stamp a pod on a real control plane and watch it happen
-	$(CARGO) run -q -p groundcrew-testbed --bin testbed -- build --layer 2
+	$(TESTBED) build --layer 2
 	$(CARGO) run -q -p groundcrew-testbed --example demo
 
 lint: ## Formatting, clippy, dependency rules
@@ -27,7 +28,8 @@ fmt: ## Format the code
 	$(CARGO) fmt --all
 
 testbed: build ## Build the real Kubernetes the tests run on (once; cached)
-	$(CARGO) run -q -p groundcrew-testbed --bin testbed -- build
+	$(TESTBED) build
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then $(TESTBED) host-packages --install; fi
 
 clean: ## Remove what cargo built; the testbed's cache stays
 	$(CARGO) clean

@@ -5,7 +5,9 @@ use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::runtime::Tokio;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use opentelemetry_sdk::trace::span_processor_with_async_runtime::BatchSpanProcessor;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
@@ -53,7 +55,9 @@ fn exporter(endpoint: &str) -> Result<SdkTracerProvider, String> {
         .with_service_name("groundcrew")
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
         .build();
-    Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
+    // The plain batch processor exports from a thread without a runtime, where the HTTP client panics.
+    let batches = BatchSpanProcessor::builder(exporter, Tokio).build();
+    Ok(SdkTracerProvider::builder().with_span_processor(batches).with_resource(resource).build())
 }
 
 /// A panic is one log line like any other; what it cost is decided where it is caught.

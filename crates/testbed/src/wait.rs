@@ -40,7 +40,8 @@ impl Cluster {
         deadline: Duration,
         holds: impl Fn(&K) -> bool,
     ) -> anyhow::Result<K> {
-        let found = wait_object(api, name, what, deadline, |object| object.is_some_and(&holds)).await?;
+        let found = wait_object(api, name, what, deadline, |object| object.is_some_and(&holds)).await;
+        let found = self.explain(found)?;
         found.ok_or_else(|| anyhow::anyhow!("{name} vanished while {what} was awaited"))
     }
 
@@ -49,7 +50,8 @@ impl Cluster {
     /// # Errors
     /// After `deadline`, with the object as last seen.
     pub async fn wait_gone<K: Watched>(&self, api: &Api<K>, name: &str, deadline: Duration) -> anyhow::Result<()> {
-        wait_object(api, name, "it is gone", deadline, |object| object.is_none()).await.map(drop)
+        let gone = wait_object(api, name, "it is gone", deadline, |object| object.is_none()).await;
+        self.explain(gone).map(drop)
     }
 
     /// Waits until the objects that match the watcher's selectors, taken together, fulfil `hold`.
@@ -65,10 +67,11 @@ impl Cluster {
         hold: impl Fn(&[&K]) -> bool,
     ) -> anyhow::Result<Vec<K>> {
         let mut seen = List::default();
-        match tokio::time::timeout(deadline, watch_list(api, config, &mut seen, hold)).await {
+        let found = match tokio::time::timeout(deadline, watch_list(api, config, &mut seen, hold)).await {
             Ok(done) => done.map(|()| seen.objects.into_values().collect()),
             Err(_) => Err(overdue(what, deadline, seen.objects.values(), seen.objects.len(), seen.error.as_ref())),
-        }
+        };
+        self.explain(found)
     }
 }
 

@@ -87,7 +87,7 @@ async fn exchange(stream: &mut TlsStream<TcpStream>, head: &str, body: &[u8]) ->
 async fn status_line(stream: &mut TlsStream<TcpStream>) -> anyhow::Result<String> {
     let mut answer = [0; 256];
     let n = timeout(SOON, stream.read(&mut answer)).await.context("no answer")??;
-    let text = String::from_utf8_lossy(&answer[..n]).into_owned();
+    let text = String::from_utf8_lossy(answer.get(..n).unwrap_or_default()).into_owned();
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 

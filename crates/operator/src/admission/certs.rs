@@ -15,6 +15,7 @@ use tokio::time::Instant;
 pub mod files;
 pub mod managed;
 pub(super) mod mint;
+pub(super) mod single;
 mod stored;
 #[cfg(test)]
 pub(super) mod testing;

@@ -84,8 +84,10 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const RESET_STREAMS: usize = 20;
 /// The API server's headers take a few hundred bytes.
 const HEADER_BYTES: u32 = 16 * 1024;
-/// Unread bytes a peer may have on its way, per connection: enough for a 3 MB review in a few round trips.
-const WINDOW: u32 = 512 * 1024;
+/// Unread bytes a peer may have on its way in one request: a 3 MB review takes a few round trips more.
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// The same for a whole connection. A multiple of it, or one body nobody reads yet would hold up all others.
+const CONNECTION_WINDOW: u32 = 16 * STREAM_WINDOW;
 
 /// Lets the process hold as many descriptors as it is allowed to; the default soft limit of 1024 is soon used up.
 pub fn raise_descriptor_limit() -> io::Result<u64> {
@@ -155,8 +157,8 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
         .max_pending_accept_reset_streams(RESET_STREAMS)
         .max_local_error_reset_streams(RESET_STREAMS)
         .max_header_list_size(HEADER_BYTES)
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW);
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW);
     http
 }
 

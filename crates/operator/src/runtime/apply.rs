@@ -4,6 +4,8 @@
 //! - A write starts only under a permit of the lease and has ended, or is given up, five seconds later.
 //! - It is sent once. Nothing below retries it: an eviction refused now must not land minutes later.
 //! - It carries the uid and, where it was decided on a state, the resourceVersion or a `test` of it.
+//! - The server is told the same deadline. It retries an eviction that meets a conflict for ten seconds on its own, and
+//!   such a late success would be nobody's decision any more.
 //!
 //! # Caveats
 //! A write that timed out may still have been made. Callers decide again from what they then see.
@@ -16,6 +18,7 @@ use json_patch::Patch as JsonPatch;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Request};
 use kube::core::Status;
+use kube::core::response::StatusCause;
 use kube::{Client, Resource};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -25,10 +28,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
+pub use super::leadership::DEADLINE;
 use super::leadership::Leadership;
 
-/// From decision to commit, at the most (S5).
-pub const DEADLINE: Duration = Duration::from_secs(5);
 /// Owner of the fields we apply.
 pub const FIELD_MANAGER: &str = "groundcrew";
 /// Retries after a conflict; the sixth loser waits for the next event.
@@ -67,7 +69,8 @@ pub enum Write {
     Resize(Value),
     /// Server-side apply of the fields we own.
     Apply(Value),
-    /// Through the eviction API, so that every PodDisruptionBudget is asked.
+    /// Through the eviction API, so that every PodDisruptionBudget is asked. A refused precondition has already taken
+    /// its share of the budget for two minutes, so `version` is for callers that need it.
     Evict {
         version: Option<String>,
         dry_run: bool,
@@ -97,7 +100,7 @@ impl Write {
 pub enum Outcome {
     /// Made; the object now has this resourceVersion, where the answer told.
     Done(Option<String>),
-    /// The object is not there any more.
+    /// The object is not there any more, or another one has its name.
     Gone,
     /// It is not what the decision saw: read it again and decide again.
     Conflict,
@@ -217,7 +220,7 @@ impl Writer {
 
     async fn attempt(&self, target: &Target, write: &Write) -> Result<Outcome, WriteError> {
         let Some(permit) = self.leadership.permit(DEADLINE) else { return Ok(Outcome::NotLeader) };
-        let request = request(target, write)?;
+        let request = bounded(request(target, write)?, permit.left())?;
         let answer = permit.run(self.client.request::<Written>(request)).await;
         match answer.map_err(|_| WriteError::Timeout)? {
             Ok(written) => Ok(Outcome::Done(written.metadata.resource_version)),
@@ -233,22 +236,47 @@ impl Writer {
 fn judge(write: &Write, status: Box<Status>) -> Result<Outcome, WriteError> {
     match (status.code, write) {
         (404, _) => Ok(Outcome::Gone),
+        _ if is_another_object(&status) => Ok(Outcome::Gone),
         (409, _) => Ok(Outcome::Conflict),
-        (422, Write::Json(_)) if !names_a_field(&status) => Ok(Outcome::Conflict),
-        (429, Write::Evict { .. }) => {
+        // Validation names its causes; a patch that does not apply, a failed `test` first of all, has none.
+        (422, Write::Json(_)) if causes(&status).next().is_none() => Ok(Outcome::Conflict),
+        // Without this cause it is the API server itself that is busy.
+        (429, Write::Evict { .. }) if causes(&status).any(|cause| cause.reason == "DisruptionBudget") => {
             let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
             let retry_after = (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)));
             Ok(Outcome::Blocked { retry_after })
         }
+        // Two budgets on one pod: no attempt will ever succeed.
+        (500, Write::Evict { .. }) if status.message.contains("more than one PodDisruptionBudget") => {
+            Err(WriteError::Refused(status))
+        }
+        (504, _) => Err(WriteError::Timeout),
         (code, _) if code == 429 || code >= 500 => Err(WriteError::Failed(Box::new(kube::Error::Api(status)))),
         _ => Err(WriteError::Refused(status)),
     }
 }
 
-/// Validation names the field it dislikes; a failed `test` does not.
-fn names_a_field(status: &Status) -> bool {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    causes.into_iter().any(|cause| !cause.field.is_empty())
+fn causes(status: &Status) -> impl Iterator<Item = &StatusCause> {
+    status.details.iter().flat_map(|details| &details.causes)
+}
+
+/// A wrong uid is a change of an immutable field to a patch, and a failed precondition to delete and evict.
+fn is_another_object(status: &Status) -> bool {
+    match status.code {
+        409 => status.message.contains("the UID in the precondition"),
+        422 => causes(status).any(|cause| cause.field == "metadata.uid"),
+        _ => false,
+    }
+}
+
+/// Tells the server how long we will wait, so that it does not go on after us.
+fn bounded(mut request: http::Request<Vec<u8>>, left: Duration) -> Result<http::Request<Vec<u8>>, WriteError> {
+    let uri = request.uri();
+    let separator = if uri.query().is_some() { '&' } else { '?' };
+    *request.uri_mut() = format!("{uri}{separator}timeout={}ms", left.as_millis().max(1))
+        .parse()
+        .map_err(|e: http::uri::InvalidUri| WriteError::Request(e.to_string()))?;
+    Ok(request)
 }
 
 fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, WriteError> {
@@ -258,7 +286,7 @@ fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, Wri
     let built = match write {
         Write::Merge { version, patch } => {
             let guard = json!({"metadata": {"uid": uid, "resourceVersion": version}});
-            address.patch(name, &params, &Patch::Merge(merged(patch.clone(), guard)))
+            address.patch(name, &params, &Patch::Merge(merged(patch.clone(), &guard)))
         }
         Write::Json(patch) => address.patch(name, &params, &Patch::<()>::Json(patch.clone())),
         Write::Status(status) => {
@@ -311,8 +339,8 @@ fn eviction(target: &Target, version: Option<&str>, dry_run: bool) -> Value {
     })
 }
 
-fn merged(mut patch: Value, guard: Value) -> Value {
-    json_patch::merge(&mut patch, &guard);
+fn merged(mut patch: Value, guard: &Value) -> Value {
+    json_patch::merge(&mut patch, guard);
     patch
 }
 

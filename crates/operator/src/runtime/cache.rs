@@ -242,9 +242,7 @@ pub async fn fill<K, P>(
             failures += 1;
             sleep(pause(failures)).await;
             if must_rebuild(&error) || failures >= FAILURES {
-                // Some servers refuse to stream a list; pages work on all of them.
-                streaming = streaming
-                    && !matches!(error, watcher::Error::InitialListFailed(_) | watcher::Error::WatchStartFailed(_));
+                streaming = streaming && !is_refusal(&error);
                 warn!(cache = cache.what, %error, "watch starts over from a new list");
                 break;
             }
@@ -255,11 +253,19 @@ pub async fn fill<K, P>(
 
 /// The watcher lists anew when a running watch reports 410, but not when the request for one is answered so.
 fn must_rebuild(error: &watcher::Error) -> bool {
+    is_refusal(error) || refused_with(error) == Some(410) || matches!(error, watcher::Error::NoResourceVersion)
+}
+
+/// A server that cannot stream a list calls the request invalid; pages work on all of them.
+fn is_refusal(error: &watcher::Error) -> bool {
+    matches!(refused_with(error), Some(400 | 422))
+}
+
+fn refused_with(error: &watcher::Error) -> Option<u16> {
     match error {
-        watcher::Error::WatchStartFailed(kube::Error::Api(status)) => matches!(status.code, 400 | 410 | 422),
-        watcher::Error::InitialListFailed(kube::Error::Api(status)) => matches!(status.code, 400 | 410 | 422),
-        watcher::Error::NoResourceVersion => true,
-        _ => false,
+        watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::InitialListFailed(kube::Error::Api(status)) => Some(status.code),
+        _ => None,
     }
 }
 

@@ -3,9 +3,11 @@
 //! | client | retries | why |
 //! |---|---|---|
 //! | `read` | 429, 503, 504 | a read may be repeated; callers still bound it with a timeout |
-//! | `watch` | none | the caches back off themselves; a read timeout ends a half-open connection |
+//! | `watch` | none | the caches back off themselves; silence ends in an error, see [`watchful`] |
 //! | `write` | none | a retried eviction lands long after the decision behind it |
 //! | `lease` | none | connections of its own, so that a renewal never queues behind other calls |
+
+mod watchful;
 
 use std::{
     ffi::OsString,
@@ -18,6 +20,7 @@ use kube::{
     Client, Config,
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
+use watchful::watchful;
 
 /// Named in the API server's audit log.
 pub const AGENT: &str = concat!("groundcrew/", env!("CARGO_PKG_VERSION"));
@@ -49,7 +52,7 @@ impl Clients {
     pub fn new(config: &Config, watch_timeout: Duration) -> Result<Self, ConfigError> {
         Ok(Self {
             read: build(config, IDLE, true)?,
-            watch: build(config, watch_timeout + WATCH_READ_SLACK, false)?,
+            watch: watchful(build(config, watch_timeout + WATCH_READ_SLACK, false)?, watch_timeout + WATCH_READ_SLACK),
             write: build(config, IDLE, false)?,
             lease: build(config, IDLE, false)?,
         })
@@ -57,8 +60,9 @@ impl Clients {
 
     /// One client for all uses: in-memory clusters of tests and simulations.
     #[must_use]
-    pub fn same(client: Client) -> Self {
-        Self { read: client.clone(), watch: client.clone(), write: client.clone(), lease: client }
+    pub fn same(client: Client, watch_timeout: Duration) -> Self {
+        let watch = watchful(client.clone(), watch_timeout + WATCH_READ_SLACK);
+        Self { read: client.clone(), watch, write: client.clone(), lease: client }
     }
 }
 

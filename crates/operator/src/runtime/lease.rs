@@ -20,16 +20,14 @@
 //! - Who may write the Lease does not forge the exact form of a release.
 //!
 //! # Caveats
-//! - A missing Lease is waited out as well, since its holder may still lead. Ship [`vacant`] with the manifests and
-//!   the first leader of a fresh installation need not wait.
+//! - A missing Lease is marked with our name and waited out as well, since its last holder may still lead. Ship
+//!   [`vacant`] with the manifests and the first leader of a fresh installation need not wait.
+
+mod record;
 
 use std::{collections::VecDeque, time::Duration};
 
-use jiff::{Timestamp, Unit};
-use k8s_openapi::{
-    api::coordination::v1::{Lease, LeaseSpec},
-    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
-};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, Client,
     api::{Patch, PatchParams, PostParams},
@@ -38,11 +36,12 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+pub use record::vacant;
+use record::{Record, now};
+
 use super::leadership::{DEADLINE, Leadership, Term};
 
 const FIELD_MANAGER: &str = "groundcrew-lease";
-/// What a released record says, as client-go writes it: nobody holds it and there is nothing to wait for.
-const RELEASED_SECONDS: i32 = 1;
 /// Kept off the end of a term for clocks that do not tick alike; 1.6 % of the lease.
 const DRIFT: Duration = Duration::from_millis(250);
 /// Unconfirmed writes worth remembering; an older one that still lands is treated as a stranger's.
@@ -96,61 +95,22 @@ pub fn identity() -> String {
     format!("{}_{suffix}", named.or_else(host).unwrap_or_else(|| "groundcrew".to_owned()))
 }
 
-/// A lease that was never held, for the installation manifests.
-#[must_use]
-pub fn vacant(namespace: &str, name: &str) -> Lease {
-    let metadata = ObjectMeta { namespace: Some(namespace.into()), name: Some(name.into()), ..ObjectMeta::default() };
-    Lease { metadata, spec: Some(LeaseSpec::default()) }
-}
-
-/// The part of the Lease that makes up a claim.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Record {
-    holder: Option<String>,
-    seconds: Option<i32>,
-    acquired: Option<Timestamp>,
-    renewed: Option<Timestamp>,
-    transitions: Option<i32>,
-}
-
-impl Record {
-    fn of(lease: &Lease) -> Self {
-        let spec = lease.spec.clone().unwrap_or_default();
-        Self {
-            holder: spec.holder_identity.filter(|holder| !holder.is_empty()),
-            seconds: spec.lease_duration_seconds,
-            acquired: spec.acquire_time.map(|time| time.0),
-            renewed: spec.renew_time.map(|time| time.0),
-            transitions: spec.lease_transitions,
-        }
-    }
-
-    fn is_released(&self) -> bool {
-        self.holder.is_none() && self.seconds == Some(RELEASED_SECONDS)
-    }
-
-    fn is_vacant(&self) -> bool {
-        *self == Self::default()
-    }
-
-    fn spec(&self) -> LeaseSpec {
-        LeaseSpec {
-            // Empty rather than absent: a merge patch must clear it, and client-go does the same.
-            holder_identity: Some(self.holder.clone().unwrap_or_default()),
-            lease_duration_seconds: self.seconds,
-            acquire_time: self.acquired.map(MicroTime),
-            renew_time: self.renewed.map(MicroTime),
-            lease_transitions: self.transitions,
-            ..LeaseSpec::default()
-        }
-    }
-}
-
 /// What was last seen on the server, and since when it has looked like that.
 #[derive(Debug)]
 struct Sight {
     record: Option<Record>,
     since: Instant,
+}
+
+/// What may be done about the record that is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Right {
+    /// Claim it, and lead once that is confirmed.
+    Write,
+    /// Put our name where there is none, and wait that out like a stranger's: "still absent" proves nothing, since
+    /// somebody may have led and been deleted in between, but a record of ours that is still there does.
+    Mark,
+    Wait(Duration),
 }
 
 /// How a call ended.
@@ -245,14 +205,24 @@ impl Elector {
             self.sight = Some(Sight { record: record.clone(), since: seen });
         }
         let version = lease.and_then(|lease| lease.metadata.resource_version);
-        if let Some(wait) = self.must_wait(record.as_ref(), seen) {
+        let right = self.right(record.as_ref(), seen);
+        if right != Right::Write {
             self.stand_back(record.as_ref());
-            self.seen_held |= record.is_some_and(|record| !record.is_vacant());
-            return retry.min(wait);
         }
-        match self.write(version.as_deref(), self.claim(record)).await {
-            Reply::Written(_) => self.jitter(self.settings.renew_every),
-            Reply::Changed | Reply::Failed => retry,
+        self.seen_held |= record.as_ref().is_some_and(|record| !record.is_vacant());
+        match right {
+            Right::Write => match self.write(version.as_deref(), self.claim(record)).await {
+                Reply::Written(_) => self.jitter(self.settings.renew_every),
+                Reply::Changed | Reply::Failed => retry,
+            },
+            Right::Mark => {
+                let mark = self.claim(record);
+                if let Reply::Written(_) = self.send(version.as_deref(), &mark).await {
+                    self.sight = Some(Sight { record: Some(mark), since: Instant::now() });
+                }
+                retry
+            }
+            Right::Wait(left) => retry.min(left),
         }
     }
 
@@ -264,24 +234,29 @@ impl Elector {
         }
     }
 
-    /// How long this record still has to be respected; `None` means that we may write.
-    fn must_wait(&self, record: Option<&Record>, seen: Instant) -> Option<Duration> {
-        let free = match record {
-            // Nobody else can have led within our own term: the Lease was deleted under us.
-            None => self.leadership.is_leader(),
-            Some(record) if self.claims.contains(record) => true,
-            Some(record) => record.is_released() || (record.is_vacant() && !self.seen_held),
-        };
+    fn right(&self, record: Option<&Record>, seen: Instant) -> Right {
         let since = self.sight.as_ref().map_or(seen, |sight| sight.since);
-        let left = (since + self.settings.duration).saturating_duration_since(seen);
-        (!free && !left.is_zero()).then_some(left)
+        let after = |wait: Duration, then: Right| {
+            let left = (since + wait).saturating_duration_since(seen);
+            if left.is_zero() { then } else { Right::Wait(left) }
+        };
+        // Long enough for a living leader to write its Lease again.
+        let grace = self.settings.renew_every.mul_f64(1.5);
+        match record {
+            // Deleted under us: nobody else can have led within our own term.
+            None if self.leadership.is_leader() => Right::Write,
+            None => after(grace, Right::Mark),
+            Some(record) if record.is_vacant() && self.seen_held => after(grace, Right::Mark),
+            Some(record) if record.is_vacant() || record.is_released() || self.claims.contains(record) => Right::Write,
+            Some(_) => after(self.settings.duration, Right::Write),
+        }
     }
 
     /// The record that says we hold it, following on what is stored.
     fn claim(&self, stored: Option<Record>) -> Record {
         let now = now();
         let stored = stored.unwrap_or_default();
-        let ours = self.claims.contains(&stored) && stored.holder.is_some();
+        let ours = stored.holder.as_deref() == Some(&self.settings.identity);
         let transitions = match stored.transitions {
             Some(count) if ours => count,
             Some(count) => count.saturating_add(1),
@@ -399,13 +374,7 @@ impl Elector {
             if !self.claims.contains(&stored) {
                 return true;
             }
-            let given = Record {
-                holder: None,
-                seconds: Some(RELEASED_SECONDS),
-                acquired: Some(now()),
-                renewed: Some(now()),
-                transitions: stored.transitions,
-            };
+            let given = Record::released(stored.transitions);
             if let Reply::Written(_) = self.send(lease.metadata.resource_version.as_deref(), &given).await {
                 tracing::info!("lease given back");
                 return true;
@@ -413,12 +382,6 @@ impl Elector {
         }
         false
     }
-}
-
-/// Wall time, for people who read the Lease. Microseconds, as the API stores it, so that our own record compares equal.
-fn now() -> Timestamp {
-    let now = Timestamp::now();
-    now.round(Unit::Microsecond).unwrap_or(now)
 }
 
 #[cfg(test)]

