@@ -136,7 +136,7 @@ pub fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Run(settings) => run::main(settings, config),
         Command::Agent(settings) => agent::main(settings, config),
-        Command::Uninstall(settings) => run::uninstall(settings, config),
+        Command::Uninstall(settings) => run::uninstall(settings, &config),
         Command::OpenGates(settings) => warmup::farewell::main(settings),
         Command::Manifests(m) => {
             print(&manifests::yaml(&config, m.settings.namespace.as_deref(), &m.image));

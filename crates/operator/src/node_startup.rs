@@ -7,15 +7,16 @@
 //! ```
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use groundcrew_core::config::{self, Config, Engine};
 use groundcrew_core::feature::Feature;
 use groundcrew_core::node_startup::guard::Guard;
-use groundcrew_core::node_startup::report::{Announcement, announce};
-use groundcrew_core::node_startup::{Decision, NodeFacts, Rule, Rules, Verdict, decide, held_since};
+use groundcrew_core::node_startup::report::{Announcement, Reason, announce};
+use groundcrew_core::node_startup::{DaemonSetFacts, Decision, NodeFacts, Rule, Rules, Verdict, decide, held_since};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{self as api, ObjectReference};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use kube::CustomResourceExt;
@@ -134,6 +135,8 @@ pub struct Shared {
     version: watch::Sender<Option<u64>>,
     /// Nodes to look at again.
     changes: Arc<Changes>,
+    /// When it was last said of a node and rule that it is held.
+    told: Mutex<HashMap<(String, String), Timestamp>>,
 }
 
 impl Shared {
@@ -151,6 +154,7 @@ impl Shared {
             cluster_rules: Cache::new("NodeStartupRules"),
             version: watch::Sender::new(None),
             changes: Arc::default(),
+            told: Mutex::default(),
         })
     }
 
@@ -164,6 +168,26 @@ impl Shared {
 
     fn news(&self) {
         self.version.send_modify(|version| *version = Some(version.unwrap_or_default() + 1));
+    }
+
+    /// What a node waits for changes a few times in its first seconds; once is enough for those.
+    fn may_tell(&self, node: &NodeFacts, rule: &Rule, reason: Reason, now: Timestamp) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (node.uid.clone(), rule.name.clone());
+        if reason == Reason::Completed {
+            told.remove(&key);
+        }
+        if reason != Reason::Held {
+            return true;
+        }
+        if told.len() >= TOLD {
+            told.clear();
+        }
+        let fresh = told.get(&key).is_none_or(|last| now.duration_since(*last).as_secs() >= HELD_AGAIN);
+        if fresh {
+            told.insert(key, now);
+        }
+        fresh
     }
 
     /// Every node that some rule may have to do with.
@@ -203,11 +227,21 @@ fn follow(context: &Context, shared: &Arc<Shared>) {
 
     let shared = Arc::clone(shared);
     context.tasks.spawn(context.stopping.clone().run_until_cancelled_owned(async move {
+        let mut known: HashMap<Key, Arc<DaemonSetFacts>> = HashMap::new();
         loop {
             tokio::select! {
                 node = node_changes.next() => shared.changes.mark(node),
-                // Rare, and may change who is waited for anywhere.
-                _ = set_changes.next() => shared.mark_all(),
+                set = set_changes.next() => {
+                    // Its status changes with every pod it gets; only its template concerns all nodes.
+                    let now = shared.world.daemon_sets.get(&set);
+                    let before = match &now {
+                        Some(now) => known.insert(set, Arc::clone(now)),
+                        None => known.remove(&set),
+                    };
+                    if before != now {
+                        shared.mark_all();
+                    }
+                }
                 pod = pod_changes.next() => {
                     let facts = shared.world.pods.get(&pod);
                     for name in shared.world.by_node.put(&pod, facts.as_ref().map(|facts| facts.node.as_str())) {
@@ -231,6 +265,10 @@ enum Error {
     Contended,
 }
 
+/// Seconds between two events that say what a node waits for.
+const HELD_AGAIN: i64 = 30;
+/// Nodes and rules remembered for that.
+const TOLD: usize = 20_000;
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Without leadership, or without all caches, a node is looked at again this soon.
 const SOON: Duration = Duration::from_secs(1);
@@ -278,14 +316,14 @@ async fn act(
     let scene = shared.world.around(&node.name);
     let decision = decide(&rules, &scene.seen(node), now);
     let Some(patch) = decision.patch(node, now) else {
-        tell(node, &decision, context);
+        tell(node, &decision, shared, context);
         return Ok(None);
     };
     let target = Target::of::<api::Node>(None, &node.name, &node.uid);
     let outcome = context.writer.write(Feature::NodeStartup, &target, &Write::Json(patch)).await?;
     debug!(node = node.name, ?outcome, "written");
     if let Outcome::Done(_) = outcome {
-        tell(node, &decision, context);
+        tell(node, &decision, shared, context);
         for (rule, verdict) in &decision.verdicts {
             done(node, rule, verdict, context, metrics);
         }
@@ -309,9 +347,12 @@ fn done(node: &NodeFacts, rule: &Rule, verdict: &Verdict, context: &Context, met
 }
 
 /// Events; the sender leaves out what it has said already.
-fn tell(node: &NodeFacts, decision: &Decision<'_>, context: &Context) {
+fn tell(node: &NodeFacts, decision: &Decision<'_>, shared: &Shared, context: &Context) {
     for (rule, verdict) in &decision.verdicts {
         let Some(Announcement { reason, note }) = announce(rule, node, verdict, (context.clock)()) else { continue };
+        if !shared.may_tell(node, rule, reason, (context.clock)()) {
+            continue;
+        }
         let regarding = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),

@@ -153,15 +153,17 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
 }
 
 /// `groundcrew uninstall`: every feature takes back what would outlive the operator, whether it is enabled or not.
-pub fn uninstall(settings: &Settings, config: Config) -> Result<(), String> {
+pub fn uninstall(settings: &Settings, config: &Config) -> Result<(), String> {
     runtime()?.block_on(async {
-        let telemetry = Telemetry::start(&config)?;
+        let telemetry = Telemetry::start(config)?;
         let kube_config = client::load(settings.kubeconfig.as_deref()).await.map_err(|e| e.to_string())?;
         let clients = Clients::new(&kube_config, WATCH_TIMEOUT).map_err(|e| e.to_string())?;
         let namespace = settings.namespace.clone().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
         let removed = registration::remove(clients.write.clone(), &namespace, WEBHOOK_RECORD, Timestamp::now).await;
         removed.map_err(|e| format!("the webhook configuration could not be removed: {e}"))?;
-        node_startup::uninstall::run(&clients.read, &config).await?;
+        node_startup::uninstall::run(&clients.read, config).await?;
+        let opened = warmup::farewell::open(&clients).await?;
+        info!(opened, "warm-up gates opened");
         telemetry.flush();
         Ok(())
     })

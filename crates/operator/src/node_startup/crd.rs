@@ -1,5 +1,7 @@
 //! `NodeStartupRule`, as users write it.
 
+#![allow(clippy::duplicated_attributes, reason = "two printed columns may have one type")]
+
 use groundcrew_core::duration;
 use groundcrew_core::node_startup::{Draft, Effect, Named, OnTimeout, ReadyBy};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};

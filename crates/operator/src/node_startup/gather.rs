@@ -9,7 +9,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use groundcrew_core::keys;
 use groundcrew_core::node_startup::facts::{annotated_ready, reports_ready};
 use groundcrew_core::node_startup::{DaemonPod, DaemonSetFacts, Named, NodeFacts, Seen, Taint, counts_as_user_pod};
 use groundcrew_core::selector::Labels;
@@ -202,7 +201,10 @@ impl Interned {
 
 /// Which pods are on which node.
 #[derive(Debug, Default)]
-pub struct ByNode(Mutex<(HashMap<String, HashSet<Key>>, HashMap<Key, String>)>);
+pub struct ByNode(Mutex<(PodsOfNode, NodeOfPod)>);
+
+type PodsOfNode = HashMap<String, HashSet<Key>>;
+type NodeOfPod = HashMap<Key, String>;
 
 impl ByNode {
     /// Notes where the pod is now; returns the nodes for which that is news.
@@ -271,10 +273,4 @@ impl World {
             pods: here.iter().filter_map(|pod| pod.daemon.clone()).collect(),
         }
     }
-}
-
-/// Whether an earlier startup of the node may still be of interest to the guard.
-#[must_use]
-pub fn has_been_through(node: &NodeFacts) -> bool {
-    node.annotations.contains_key(keys::STARTUP_COMPLETED_AT)
 }

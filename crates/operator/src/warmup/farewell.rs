@@ -7,7 +7,6 @@ use groundcrew_core::warmup::backstop::farewell;
 use jiff::Timestamp;
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt};
-use prometheus_client::registry::Registry;
 use tokio::time::timeout;
 
 use super::{Facts, Pod};
@@ -25,11 +24,17 @@ pub fn main(settings: &Settings) -> Result<(), String> {
     runtime()?.block_on(async {
         let config = client::load(settings.kubeconfig.as_deref()).await.map_err(|e| e.to_string())?;
         let clients = Clients::new(&config, WATCH_TIMEOUT).map_err(|e| e.to_string())?;
-        let writer = Writer::for_any_replica(clients.write.clone(), Metrics::register(&mut Registry::default()));
-        let (opened, failed) = open_all(clients.read.clone(), &writer).await?;
+        let opened = open(&clients).await?;
         say(&format!("{opened} gates opened"));
-        if failed == 0 { Ok(()) } else { Err(format!("{failed} gates could not be opened; run it again")) }
+        Ok(())
     })
+}
+
+/// Opens every shut gate; says how many there were.
+pub async fn open(clients: &Clients) -> Result<u32, String> {
+    let writer = Writer::for_any_replica(clients.write.clone(), Metrics::default());
+    let (opened, failed) = open_all(clients.read.clone(), &writer).await?;
+    if failed == 0 { Ok(opened) } else { Err(format!("{failed} gates could not be opened; run it again")) }
 }
 
 async fn open_all(client: Client, writer: &Writer) -> Result<(u32, u32), String> {

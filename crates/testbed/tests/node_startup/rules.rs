@@ -40,7 +40,7 @@ fn carries(node: &k8s_openapi::api::core::v1::Node, key: &str) -> bool {
 fn sample(name: &str) -> anyhow::Result<Vec<Value>> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/samples/node_startup").join(name);
     let text = std::fs::read_to_string(path)?;
-    Ok(groundcrew_testbed::objects::documents(&text)?)
+    groundcrew_testbed::objects::documents(&text)
 }
 
 #[tokio::test(flavor = "multi_thread")]

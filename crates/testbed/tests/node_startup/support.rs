@@ -115,12 +115,20 @@ pub async fn pass_marker(cluster: &Cluster, set: &DaemonSet, name: &str) -> anyh
     wait_released(cluster, name).await.map(drop)
 }
 
+/// The metrics socket is bound a moment after the process is ready.
+async fn metric(groundcrew: &Groundcrew, line: &str) -> anyhow::Result<()> {
+    while groundcrew.metrics().await.is_err() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    groundcrew.wait_metric(line, SOON).await
+}
+
 pub async fn leading(groundcrew: &Groundcrew) -> anyhow::Result<()> {
-    groundcrew.wait_metric("groundcrew_leader 1", SOON).await
+    metric(groundcrew, "groundcrew_leader 1").await
 }
 
 pub async fn engine(groundcrew: &Groundcrew, engine: &str) -> anyhow::Result<()> {
-    groundcrew.wait_metric(&format!("groundcrew_node_startup_engine{{engine=\"{engine}\"}} 1"), SOON).await
+    metric(groundcrew, &format!("groundcrew_node_startup_engine{{engine=\"{engine}\"}} 1")).await
 }
 
 /// Waits for an event about a node.
