@@ -5,15 +5,17 @@ use std::fmt;
 /// A column through the whole program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Feature {
+    Spread,
     Timestamp,
 }
 
 impl Feature {
-    pub const ALL: [Feature; 1] = [Feature::Timestamp];
+    pub const ALL: [Feature; 2] = [Feature::Spread, Feature::Timestamp];
 
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Feature::Spread => "spread",
             Feature::Timestamp => "timestamp",
         }
     }

@@ -16,12 +16,18 @@ use crate::pod::PodView;
 #[derive(Debug, Default)]
 pub struct PodPatch {
     annotations: BTreeMap<String, String>,
+    node_selector: BTreeMap<String, String>,
     raw: Vec<PatchOperation>,
 }
 
 impl PodPatch {
     pub fn annotate(&mut self, key: &str, value: impl Into<String>) {
         self.annotations.insert(key.to_owned(), value.into());
+    }
+
+    /// Where the pod may run; other keys of the selector stay.
+    pub fn select_node(&mut self, key: &str, value: impl Into<String>) {
+        self.node_selector.insert(key.to_owned(), value.into());
     }
 
     /// An operation as it stands, for what no other method says.
@@ -32,6 +38,7 @@ impl PodPatch {
     /// Takes over what another feature wants; the same annotation asked for twice keeps the later value.
     pub fn absorb(&mut self, other: PodPatch) {
         self.annotations.extend(other.annotations);
+        self.node_selector.extend(other.node_selector);
         self.raw.extend(other.raw);
     }
 
@@ -40,6 +47,7 @@ impl PodPatch {
     pub fn against(self, pod: &PodView<'_>) -> Patch {
         let mut operations = Vec::with_capacity(self.annotations.len() + self.raw.len());
         merge_map(&mut operations, ["metadata", "annotations"], pod.metadata.annotations.is_some(), self.annotations);
+        merge_map(&mut operations, ["spec", "nodeSelector"], pod.spec.node_selector.is_some(), self.node_selector);
         operations.extend(self.raw);
         Patch(operations)
     }

@@ -14,6 +14,8 @@ use crate::keys::Lookup;
 pub struct PodView<'a> {
     #[serde(borrow, default)]
     pub metadata: MetaView<'a>,
+    #[serde(borrow, default)]
+    pub spec: SpecView<'a>,
 }
 
 #[derive(Debug, Default, serde::Deserialize)]
@@ -27,11 +29,43 @@ pub struct MetaView<'a> {
     pub namespace: Option<Text<'a>>,
     #[serde(borrow, default)]
     pub annotations: Option<TextMap<'a>>,
+    #[serde(borrow, default)]
+    pub labels: Option<TextMap<'a>>,
+    #[serde(borrow, default)]
+    pub owner_references: Option<Vec<OwnerView<'a>>>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OwnerView<'a> {
+    #[serde(borrow)]
+    pub api_version: Text<'a>,
+    #[serde(borrow)]
+    pub kind: Text<'a>,
+    #[serde(borrow)]
+    pub name: Text<'a>,
+    #[serde(borrow)]
+    pub uid: Text<'a>,
+    #[serde(default)]
+    pub controller: Option<bool>,
+}
+
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SpecView<'a> {
+    #[serde(borrow, default)]
+    pub node_selector: Option<TextMap<'a>>,
 }
 
 pub type TextMap<'a> = BTreeMap<Text<'a>, Text<'a>>;
 
 impl PodView<'_> {
+    /// Who controls the pod; the other owners only keep it alive.
+    #[must_use]
+    pub fn controller(&self) -> Option<&OwnerView<'_>> {
+        self.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
+    }
+
     /// The name, or what the API server will make it start with.
     #[must_use]
     pub fn display_name(&self) -> &str {
