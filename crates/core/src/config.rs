@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
 
 use crate::certificates::{Rules, RulesError};
+use crate::spread::rebalance::Limits;
 
 mod reader;
 #[cfg(test)]
@@ -25,6 +26,7 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     pub health: SocketAddr,
     pub tracing: Tracing,
+    pub spread: SpreadFeature,
     pub timestamp: TimestampFeature,
 }
 
@@ -106,6 +108,24 @@ pub struct Tracing {
 }
 
 #[derive(Clone, Debug)]
+pub struct SpreadFeature {
+    pub enabled: bool,
+    pub mode: SpreadMode,
+    pub limits: Limits,
+    /// Moves under way at once in the whole cluster.
+    pub max_moves: usize,
+    /// Evictions that may start in one second.
+    pub moves_per_second: u32,
+}
+
+/// Whether decisions are carried out or only reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpreadMode {
+    Enforce,
+    Observe,
+}
+
+#[derive(Clone, Debug)]
 pub struct TimestampFeature {
     pub enabled: bool,
 }
@@ -136,6 +156,17 @@ impl LogFormat {
     }
 }
 
+impl SpreadMode {
+    const ALL: &'static [Self] = &[Self::Enforce, Self::Observe];
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Observe => "observe",
+        }
+    }
+}
+
 impl CertificateSource {
     const ALL: &'static [Self] = &[Self::Managed, Self::Files];
 
@@ -162,6 +193,7 @@ pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
         metrics: metrics(root.section("metrics")),
         health: health(root.section("health")),
         tracing: tracing(root.section("tracing")),
+        spread: spread(root.section("spread")),
         timestamp: TimestampFeature { enabled: root.section("timestamp").get("enabled", true, boolean) },
     };
     drop(root);
@@ -248,6 +280,21 @@ fn health(mut s: Section<'_>) -> SocketAddr {
 
 fn tracing(mut s: Section<'_>) -> Tracing {
     Tracing { otlp_endpoint: s.optional("otlpEndpoint", text) }
+}
+
+fn spread(mut s: Section<'_>) -> SpreadFeature {
+    let usual = Limits::default();
+    SpreadFeature {
+        enabled: s.get("enabled", true, boolean),
+        mode: s.get("mode", SpreadMode::Enforce, one_of(SpreadMode::ALL, SpreadMode::name)),
+        limits: Limits {
+            cooldown: s.get("cooldown", usual.cooldown, duration_from(SECOND)),
+            fallback_after: s.get("fallbackAfter", usual.fallback_after, duration_from(SECOND)),
+            return_after: s.get("returnAfter", usual.return_after, duration_from(SECOND)),
+        },
+        max_moves: usize::try_from(s.get("maxMoves", 10, integer(1, 1000))).unwrap_or(10),
+        moves_per_second: u32::try_from(s.get("movesPerSecond", 5, integer(1, 100))).unwrap_or(5),
+    }
 }
 
 /// IPv6's any address takes IPv4 too.

@@ -9,7 +9,7 @@ use crate::admission::PodFeature;
 use crate::admission::certs::Trust;
 use crate::admission::registration::{self, Desired, Entry, Namespaces, Target};
 use crate::run::Context;
-use crate::timestamp;
+use crate::{spread, timestamp};
 
 /// One feature, as the process sees it.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ pub struct Row {
     pub start: fn(&Context, &mut Registry),
 }
 
-pub const TABLE: [Row; 1] = [timestamp::ROW];
+pub const TABLE: [Row; 2] = [spread::ROW, timestamp::ROW];
 
 pub fn enabled(config: &Config) -> impl Iterator<Item = &'static Row> {
     TABLE.iter().filter(|row| (row.enabled)(config))

@@ -15,5 +15,6 @@ pub mod health;
 pub mod manifests;
 pub mod run;
 pub mod runtime;
+pub mod spread;
 pub mod telemetry;
 pub mod timestamp;

@@ -13,6 +13,8 @@ pub const DEFAULT_NAMESPACE: &str = "groundcrew-system";
 pub const CERTIFICATE_SECRET: &str = "groundcrew-webhook-tls";
 /// Remembers a webhook configuration that somebody deleted.
 pub const WEBHOOK_RECORD: &str = "groundcrew-webhooks";
+/// Remembers moves and droughts of `spread`.
+pub const SPREAD_MEMORY: &str = "groundcrew-spread";
 
 /// The documents in the order they must be applied.
 #[must_use]
@@ -106,6 +108,7 @@ fn own_namespace_rules() -> Vec<PolicyRule> {
         rule("coordination.k8s.io", &["leases"], &["get", "update", "patch"], &[NAME]),
         rule("", &["secrets", "configmaps"], &["create"], &[]),
         rule("", &["configmaps"], &["get", "patch"], &[WEBHOOK_RECORD]),
+        rule("", &["configmaps"], &["get", "list", "watch", "patch"], &[SPREAD_MEMORY]),
         rule("", &["secrets"], &["get", "list", "watch", "patch"], &[CERTIFICATE_SECRET]),
     ]
 }
@@ -193,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_feature_turned_off_takes_its_permissions_along() {
-        let off = serde_json::json!({"timestamp": {"enabled": false}});
+        let off = serde_json::json!({"timestamp": {"enabled": false}, "spread": {"enabled": false}});
         let off = groundcrew_core::config::load(off, vec![]).unwrap();
         let reads_pods =
             |config: &Config| cluster_rules(config).iter().any(|r| r.resources.iter().flatten().any(|r| r == "pods"));

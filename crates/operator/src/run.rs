@@ -35,6 +35,7 @@ use crate::runtime::events::Events;
 use crate::runtime::leadership::Leadership;
 use crate::runtime::lease::{Elector, LeaseSettings, identity, vacant};
 use crate::runtime::queue::Queue;
+use crate::spread;
 use crate::telemetry::Telemetry;
 
 /// How long new connections are still taken after "not ready", so that nobody is sent to a closed port.
@@ -63,6 +64,7 @@ pub struct Context {
     /// Work ends here; the webhook goes on for a moment.
     pub stopping: CancellationToken,
     pub clock: fn() -> Timestamp,
+    pub spread: Arc<spread::Shared>,
 }
 
 impl Context {
@@ -199,6 +201,7 @@ impl Process {
             tasks: self.tasks.clone(),
             stopping: self.stopping.clone(),
             clock: Timestamp::now,
+            spread: spread::Shared::new(&self.config),
         };
         (context, elector)
     }

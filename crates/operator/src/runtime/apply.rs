@@ -57,6 +57,8 @@ pub enum Write {
         version: String,
         patch: Value,
     },
+    /// JSON merge patch of an object that is ours alone, where the last word counts.
+    Record(Value),
     /// JSON Patch; its own `test` operations say which state it was decided on.
     Json(JsonPatch),
     /// Strategic merge of `status`, which keeps the conditions of others.
@@ -79,6 +81,7 @@ impl Write {
     const fn name(&self) -> &'static str {
         match self {
             Write::Merge { .. } => "merge",
+            Write::Record(_) => "record",
             Write::Json(_) => "json_patch",
             Write::Status(_) => "status",
             Write::Resize(_) => "resize",
@@ -257,6 +260,7 @@ fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, Wri
             let guard = json!({"metadata": {"uid": uid, "resourceVersion": version}});
             address.patch(name, &params, &Patch::Merge(merged(patch.clone(), guard)))
         }
+        Write::Record(patch) => address.patch(name, &params, &Patch::Merge(patch)),
         Write::Json(patch) => address.patch(name, &params, &Patch::<()>::Json(patch.clone())),
         Write::Status(status) => {
             let body = json!({"metadata": {"uid": uid}, "status": status});

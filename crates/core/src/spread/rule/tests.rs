@@ -30,7 +30,21 @@ fn a_percentage_is_read(#[case] text: &str, #[case] percentage: u8) {
 
 #[rstest]
 fn a_wrong_percentage_is_refused_by_name(
-    #[values("150", "101", "-10", "70.5", "NaN", "1e9", "%", "70%%", "+70", " 70", "\u{667}\u{660}", "99999999999999999999")] text: &str,
+    #[values(
+        "150",
+        "101",
+        "-10",
+        "70.5",
+        "NaN",
+        "1e9",
+        "%",
+        "70%%",
+        "+70",
+        " 70",
+        "\u{667}\u{660}",
+        "99999999999999999999"
+    )]
+    text: &str,
 ) {
     let error = of(&[("spot-percentage", text)]).unwrap_err();
     assert_eq!(error, Invalid::Percentage(text.to_owned()));
