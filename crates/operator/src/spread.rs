@@ -196,7 +196,7 @@ impl Shared {
         }));
         let (changes, shared) = (self.nodes.subscribe(), Arc::clone(self));
         spawn(Box::pin(shared.relay_nodes(changes)));
-        let of_namespace: [(Arc<Changes>, fn(Key) -> String); 2] =
+        let of_namespace: [(Arc<Changes>, Namespaced); 2] =
             [(self.budgets.subscribe(), |key| key.namespace), (self.namespaces.subscribe(), |key| key.name)];
         for (changes, namespace) in of_namespace {
             let shared = Arc::clone(self);
@@ -277,6 +277,9 @@ impl Shared {
         self.nodes.get(&key).map_or((given, true), |n| (node::class_of(&n.labels, &self.names), n.is_leaving()))
     }
 }
+
+/// Finds the namespace that a changed object concerns.
+type Namespaced = fn(Key) -> String;
 
 const SEPARATOR: char = '/';
 

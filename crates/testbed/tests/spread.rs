@@ -155,6 +155,8 @@ impl Scene {
 
 #[path = "spread/faults.rs"]
 mod faults;
+#[path = "spread/scope.rs"]
+mod scope;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn creating_scaling_and_rolling_out_keep_the_split_without_one_eviction() -> anyhow::Result<()> {
@@ -216,8 +218,12 @@ async fn a_changed_percentage_moves_one_pod_at_a_time_and_ends_exact() -> anyhow
         let preconditions = &body["deleteOptions"]["preconditions"];
         assert!(preconditions["uid"].is_string() && preconditions["resourceVersion"].is_string(), "{body}");
     }
-    let reasons = scene.reasons().await?;
-    assert!(reasons.contains_key("PodRescheduled") && reasons.contains_key("ReconciliationSuccess"), "{reasons:?}");
+    let events: Api<Event> = scene.namespace.api();
+    let both = |events: &[&Event]| {
+        let said = |reason: &str| events.iter().any(|e| e.reason.as_deref() == Some(reason));
+        said("PodRescheduled") && said("ReconciliationSuccess")
+    };
+    scene.cluster.wait_for_list(&events, watcher::Config::default(), "both events", SOON, both).await?;
     let now = scene.namespace.api::<Pod>().get("stranger").await?;
     assert_eq!((now.uid(), &now.metadata.deletion_timestamp), (stranger.uid(), &None), "not our pod");
     Ok(())
