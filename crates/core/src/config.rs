@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
 
 use crate::certificates::{Rules, RulesError};
+use crate::spread::rebalance::Limits;
 
 mod node_startup;
 mod reader;
@@ -27,6 +28,7 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     pub health: SocketAddr,
     pub tracing: Tracing,
+    pub spread: SpreadFeature,
     pub timestamp: TimestampFeature,
     pub sizing: SizingFeature,
     pub warmup: WarmupFeature,
@@ -111,6 +113,24 @@ pub struct Tracing {
 }
 
 #[derive(Clone, Debug)]
+pub struct SpreadFeature {
+    pub enabled: bool,
+    pub mode: SpreadMode,
+    pub limits: Limits,
+    /// Moves under way at once in the whole cluster.
+    pub max_moves: usize,
+    /// Evictions that may start in one second.
+    pub moves_per_second: u32,
+}
+
+/// Whether decisions are carried out or only reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpreadMode {
+    Enforce,
+    Observe,
+}
+
+#[derive(Clone, Debug)]
 pub struct TimestampFeature {
     pub enabled: bool,
 }
@@ -164,6 +184,17 @@ impl LogFormat {
     }
 }
 
+impl SpreadMode {
+    const ALL: &'static [Self] = &[Self::Enforce, Self::Observe];
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Observe => "observe",
+        }
+    }
+}
+
 impl CertificateSource {
     const ALL: &'static [Self] = &[Self::Managed, Self::Files];
 
@@ -190,6 +221,7 @@ pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
         metrics: metrics(root.section("metrics")),
         health: health(root.section("health")),
         tracing: tracing(root.section("tracing")),
+        spread: spread(root.section("spread")),
         timestamp: timestamp(root.section("timestamp")),
         sizing: sizing(root.section("sizing")),
         warmup: warmup(root.section("warmup")),
@@ -303,6 +335,21 @@ fn warmup(mut s: Section<'_>) -> WarmupFeature {
         max_queue_wait: s.get("maxQueueWait", 300 * SECOND, duration_from(SECOND)),
         // Half of it is a write's deadline and a renewal apart: less would leave the agent no time to write.
         agent_timeout: s.get("agentTimeout", 30 * SECOND, duration_from(15 * SECOND)),
+    }
+}
+
+fn spread(mut s: Section<'_>) -> SpreadFeature {
+    let usual = Limits::default();
+    SpreadFeature {
+        enabled: s.get("enabled", true, boolean),
+        mode: s.get("mode", SpreadMode::Enforce, one_of(SpreadMode::ALL, SpreadMode::name)),
+        limits: Limits {
+            cooldown: s.get("cooldown", usual.cooldown, duration_from(SECOND)),
+            fallback_after: s.get("fallbackAfter", usual.fallback_after, duration_from(SECOND)),
+            return_after: s.get("returnAfter", usual.return_after, duration_from(SECOND)),
+        },
+        max_moves: usize::try_from(s.get("maxMoves", 10, integer(1, 1000))).unwrap_or(10),
+        moves_per_second: u32::try_from(s.get("movesPerSecond", 5, integer(1, 100))).unwrap_or(5),
     }
 }
 

@@ -7,18 +7,21 @@ use std::fmt;
 pub enum Feature {
     NodeStartup,
     Sizing,
+    Spread,
     Timestamp,
     Warmup,
 }
 
 impl Feature {
-    pub const ALL: [Feature; 4] = [Feature::NodeStartup, Feature::Sizing, Feature::Timestamp, Feature::Warmup];
+    pub const ALL: [Feature; 5] =
+        [Feature::NodeStartup, Feature::Sizing, Feature::Spread, Feature::Timestamp, Feature::Warmup];
 
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Feature::NodeStartup => "node_startup",
             Feature::Sizing => "sizing",
+            Feature::Spread => "spread",
             Feature::Timestamp => "timestamp",
             Feature::Warmup => "warmup",
         }

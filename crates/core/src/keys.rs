@@ -61,6 +61,20 @@ pub const AKS_MODE_SYSTEM: &str = "system";
 pub const CONTROL_PLANE: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
 /// Marks what the kubelet shows of a pod that lives in a file on its node.
 pub const MIRROR_POD: &str = "kubernetes.io/config.mirror";
+/// Opts a Deployment or StatefulSet into `spread`, as annotation or label; only `true` counts.
+pub const SPREAD_ENABLED: &str = "spotalis.io/enabled";
+pub const SPREAD_PERCENTAGE: &str = "spotalis.io/spot-percentage";
+pub const SPREAD_FLOOR: &str = "spotalis.io/min-on-demand";
+/// When moves may start, and for how long; on the workload or on its Namespace.
+pub const SPREAD_SCHEDULE: &str = "spotalis.io/disruption-schedule";
+pub const SPREAD_DURATION: &str = "spotalis.io/disruption-duration";
+/// On a pod: its place in the order of its revision. The deletion cost is ours where it follows from this.
+pub const SPREAD_RANK: &str = "groundcrew.io/spread-rank";
+/// Of pods equally ready the ReplicaSet removes the one with the lowest cost first.
+pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+/// Pods annotated so are never moved.
+pub const EXEMPT_FROM_MOVES: [(&str, &str); 2] =
+    [("karpenter.sh/do-not-disrupt", "true"), ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false")];
 
 /// A map of annotations or labels, whoever owns the strings.
 pub trait Lookup {

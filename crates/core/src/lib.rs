@@ -4,6 +4,7 @@
 
 pub mod certificates;
 pub mod config;
+pub mod cron;
 pub mod duration;
 pub mod feature;
 pub mod keys;
@@ -13,5 +14,6 @@ pub mod pod;
 pub mod quantity;
 pub mod selector;
 pub mod sizing;
+pub mod spread;
 pub mod timestamp;
 pub mod warmup;

@@ -22,6 +22,7 @@ pub struct PodPatch {
     annotations: BTreeMap<String, String>,
     sizes: BTreeMap<Place, Sizes>,
     gates: Vec<&'static str>,
+    node_selector: BTreeMap<String, String>,
     raw: Vec<PatchOperation>,
 }
 
@@ -40,6 +41,11 @@ impl PodPatch {
         self.gates.push(condition);
     }
 
+    /// Where the pod may run; other keys of the selector stay.
+    pub fn select_node(&mut self, key: &str, value: impl Into<String>) {
+        self.node_selector.insert(key.to_owned(), value.into());
+    }
+
     /// An operation as it stands, for what no other method says.
     pub fn push(&mut self, operation: PatchOperation) {
         self.raw.push(operation);
@@ -50,6 +56,7 @@ impl PodPatch {
         self.annotations.extend(other.annotations);
         self.sizes.extend(other.sizes);
         self.gates.extend(other.gates);
+        self.node_selector.extend(other.node_selector);
         self.raw.extend(other.raw);
     }
 
@@ -62,6 +69,7 @@ impl PodPatch {
             resize(&mut operations, pod, *place, sizes);
         }
         append_gates(&mut operations, pod.spec.readiness_gates.is_some(), &self.gates);
+        merge_map(&mut operations, ["spec", "nodeSelector"], pod.spec.node_selector.is_some(), self.node_selector);
         operations.extend(self.raw);
         Patch(operations)
     }

@@ -30,6 +30,8 @@ pub struct MetaView<'a> {
     #[serde(borrow, default)]
     pub annotations: Option<TextMap<'a>>,
     #[serde(borrow, default)]
+    pub labels: Option<TextMap<'a>>,
+    #[serde(borrow, default)]
     pub owner_references: Option<Vec<OwnerView<'a>>>,
 }
 
@@ -53,6 +55,8 @@ pub struct OwnerView<'a> {
 pub struct SpecView<'a> {
     #[serde(borrow, default)]
     pub node_name: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    pub node_selector: Option<TextMap<'a>>,
     #[serde(borrow, default)]
     pub affinity: Option<AffinityView<'a>>,
     #[serde(borrow, default)]
@@ -219,6 +223,12 @@ impl Place {
 pub type TextMap<'a> = BTreeMap<Text<'a>, Text<'a>>;
 
 impl PodView<'_> {
+    /// Who controls the pod; the other owners only keep it alive.
+    #[must_use]
+    pub fn controller(&self) -> Option<&OwnerView<'_>> {
+        self.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
+    }
+
     /// The name, or what the API server will make it start with.
     #[must_use]
     pub fn display_name(&self) -> &str {

@@ -16,7 +16,7 @@ use crate::admission::node::NodeFeature;
 use crate::admission::registration::{self, Desired, Entry, Namespaces, Target};
 use crate::admission::validate::Validator;
 use crate::run::Context;
-use crate::{node_startup, sizing, timestamp, warmup};
+use crate::{node_startup, sizing, spread, timestamp, warmup};
 
 /// One feature, as the process sees it.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ pub struct Row {
     pub start: fn(&Context, &mut Registry),
 }
 
-pub const TABLE: [Row; 4] = [node_startup::ROW, sizing::ROW, timestamp::ROW, warmup::ROW];
+pub const TABLE: [Row; 5] = [node_startup::ROW, sizing::ROW, spread::ROW, timestamp::ROW, warmup::ROW];
 
 pub fn enabled(config: &Config) -> impl Iterator<Item = &'static Row> {
     TABLE.iter().filter(|row| (row.enabled)(config))

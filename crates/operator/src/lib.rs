@@ -17,6 +17,7 @@ pub mod node_startup;
 pub mod run;
 pub mod runtime;
 pub mod sizing;
+pub mod spread;
 pub mod telemetry;
 pub mod timestamp;
 pub mod warmup;

@@ -13,6 +13,8 @@ pub const DEFAULT_NAMESPACE: &str = "groundcrew-system";
 pub const CERTIFICATE_SECRET: &str = "groundcrew-webhook-tls";
 /// Remembers a webhook configuration that somebody deleted.
 pub const WEBHOOK_RECORD: &str = "groundcrew-webhooks";
+/// Remembers moves and droughts of `spread`.
+pub const SPREAD_MEMORY: &str = "groundcrew-spread";
 
 /// The documents in the order they must be applied.
 #[must_use]
@@ -114,6 +116,7 @@ fn own_namespace_rules() -> Vec<PolicyRule> {
         rule("coordination.k8s.io", &["leases"], &["get", "update", "patch"], &[NAME]),
         rule("", &["secrets", "configmaps"], &["create"], &[]),
         rule("", &["configmaps"], &["get", "patch"], &[WEBHOOK_RECORD]),
+        rule("", &["configmaps"], &["get", "list", "watch", "patch"], &[SPREAD_MEMORY]),
         rule("", &["secrets"], &["get", "list", "watch", "patch"], &[CERTIFICATE_SECRET]),
     ]
 }
@@ -204,8 +207,8 @@ mod tests {
     #[test]
     fn a_feature_turned_off_takes_its_permissions_along() {
         let off = serde_json::json!({
-            "nodeStartup": {"enabled": false}, "sizing": {"enabled": false}, "timestamp": {"enabled": false},
-            "warmup": {"enabled": false},
+            "nodeStartup": {"enabled": false}, "sizing": {"enabled": false}, "spread": {"enabled": false},
+            "timestamp": {"enabled": false}, "warmup": {"enabled": false},
         });
         let off = groundcrew_core::config::load(off, vec![]).unwrap();
         let reads_pods =

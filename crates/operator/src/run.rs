@@ -28,10 +28,9 @@ use crate::admission::registration::Entry;
 use crate::admission::tls::ServingCert;
 use crate::admission::{self, Admission, registration, server};
 use crate::cli::Settings;
-use crate::features;
+use crate::{features, node_startup, spread, warmup};
 use crate::health::{self, Readiness};
 use crate::manifests::{CERTIFICATE_SECRET, DEFAULT_NAMESPACE, NAME, WEBHOOK_RECORD};
-use crate::node_startup;
 use crate::runtime::apply::{self, Writer};
 use crate::runtime::cache::{Cache, Feed};
 use crate::runtime::client::{self, Clients};
@@ -71,6 +70,7 @@ pub struct Context {
     pub stopping: CancellationToken,
     pub clock: fn() -> Timestamp,
     shared: Shared,
+    pub spread: Arc<spread::Shared>,
 }
 
 /// What several parts of a feature use together, by its type.
@@ -246,6 +246,7 @@ impl Process {
             stopping: self.stopping.clone(),
             clock: Timestamp::now,
             shared: Shared::default(),
+            spread: spread::Shared::new(&self.config),
         };
         (context, elector)
     }

@@ -59,6 +59,8 @@ pub enum Write {
         version: String,
         patch: Value,
     },
+    /// JSON merge patch of an object that is ours alone, where the last word counts.
+    Record(Value),
     /// JSON Patch; its own `test` operations say which state it was decided on.
     Json(JsonPatch),
     /// JSON Patch of the `status` subresource; custom resources know no strategic merge.
@@ -88,6 +90,7 @@ impl Write {
     const fn name(&self) -> &'static str {
         match self {
             Write::Merge { .. } => "merge",
+            Write::Record(_) => "record",
             Write::Json(_) => "json_patch",
             Write::JsonStatus(_) | Write::Status(_) | Write::StatusPatch(_) | Write::MergeStatus(_) => "status",
             Write::Resize(_) => "resize",
@@ -291,6 +294,7 @@ fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, Wri
             let guard = json!({"metadata": {"uid": uid, "resourceVersion": version}});
             address.patch(name, &params, &Patch::Merge(merged(patch.clone(), &guard)))
         }
+        Write::Record(patch) => address.patch(name, &params, &Patch::Merge(patch)),
         Write::Json(patch) => address.patch(name, &params, &Patch::<()>::Json(patch.clone())),
         Write::JsonStatus(patch) => {
             address.patch_subresource("status", name, &params, &Patch::<()>::Json(patch.clone()))
