@@ -236,12 +236,6 @@ impl PodView<'_> {
         given.map_or("", |name| name.as_str())
     }
 
-    /// Who controls the pod; the other owners only keep it alive.
-    #[must_use]
-    pub fn controller(&self) -> Option<&OwnerView<'_>> {
-        self.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
-    }
-
     /// The one node the pod can land on: pinned by field before it is scheduled, or already bound.
     #[must_use]
     pub fn node(&self) -> Option<&str> {

@@ -28,7 +28,6 @@ use crate::admission::registration::Entry;
 use crate::admission::tls::ServingCert;
 use crate::admission::{self, Admission, registration, server};
 use crate::cli::Settings;
-use crate::{features, node_startup, spread, warmup};
 use crate::health::{self, Readiness};
 use crate::manifests::{CERTIFICATE_SECRET, DEFAULT_NAMESPACE, NAME, WEBHOOK_RECORD};
 use crate::runtime::apply::{self, Writer};
@@ -39,6 +38,7 @@ use crate::runtime::leadership::Leadership;
 use crate::runtime::lease::{Elector, LeaseSettings, identity, vacant};
 use crate::runtime::queue::Queue;
 use crate::telemetry::Telemetry;
+use crate::{features, node_startup, spread, warmup};
 
 /// How long new connections are still taken after "not ready", so that nobody is sent to a closed port.
 const GRACE: Duration = Duration::from_secs(2);

@@ -1,4 +1,5 @@
 //! `spread` with the real controllers and scheduler: judged by where pods run and by the API server's audit log.
+#![expect(clippy::expect_used, reason = "a test ends where its assumption fails")]
 
 use std::collections::BTreeMap;
 use std::time::Duration;
