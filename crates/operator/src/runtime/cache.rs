@@ -12,7 +12,7 @@
 //! - A stream that stays broken is rebuilt from a new list. The server ends each watch after [`Feed::watch_timeout`] and
 //!   the client's own read timeout is a little longer, so a connection nobody answers on ends in an error, too.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt::{self, Debug};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -24,7 +24,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 /// Where an object is; cluster-scoped ones have an empty namespace.
@@ -50,7 +50,7 @@ impl fmt::Display for Key {
 #[derive(Debug)]
 pub struct Cache<P> {
     what: &'static str,
-    objects: RwLock<HashMap<Key, Arc<P>>>,
+    objects: RwLock<BTreeMap<Key, Arc<P>>>,
     subscribers: Mutex<Vec<Arc<Changes>>>,
     synced: watch::Sender<bool>,
 }
@@ -114,7 +114,7 @@ impl<P> Cache<P> {
     }
 
     /// Stores or, with `None`, forgets one object.
-    fn put(&self, key: Key, object: Option<P>) {
+    fn put(&self, key: &Key, object: Option<P>) {
         let known = {
             let mut objects = self.objects.write().unwrap_or_else(PoisonError::into_inner);
             match object {
@@ -122,18 +122,18 @@ impl<P> Cache<P> {
                     objects.insert(key.clone(), Arc::new(object));
                     true
                 }
-                None => objects.remove(&key).is_some(),
+                None => objects.remove(key).is_some(),
             }
         };
         // What was of no interest and still is none is nobody's business.
         if known {
-            self.announce(&key);
+            self.announce(key);
         }
     }
 
-    fn replace(&self, fresh: HashMap<Key, Arc<P>>) {
+    fn replace(&self, fresh: BTreeMap<Key, Arc<P>>) {
         let count = fresh.len();
-        let keys: HashSet<Key> = {
+        let keys: BTreeSet<Key> = {
             let mut objects = self.objects.write().unwrap_or_else(PoisonError::into_inner);
             let before = std::mem::replace(&mut *objects, fresh);
             before.into_keys().chain(objects.keys().cloned()).collect()
@@ -199,6 +199,10 @@ const LAST_RETRY: Duration = Duration::from_secs(15);
 const PAGE: u32 = 500;
 /// Failures in a row after which a stream is given up for a new list: whatever it waits for does not come.
 const FAILURES: u32 = 5;
+/// After this long without a failure the next one is a first one.
+const CALM: Duration = Duration::from_secs(60);
+/// Objects that cannot be read and are named in the log.
+const COMPLAINTS: usize = 1000;
 
 impl Feed {
     fn config(&self, streaming: bool) -> watcher::Config {
@@ -225,23 +229,26 @@ pub async fn fill<K, P>(
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
 {
+    let mut intake = Intake { cache: &cache, project, fresh: None, unreadable: BTreeSet::new() };
     let mut streaming = true;
-    let mut failures: u32 = 0;
+    let mut failures = Failures::default();
     loop {
         let mut events = pin!(watcher(api.clone(), feed.config(streaming)));
-        let mut fresh: Option<HashMap<Key, Arc<P>>> = None;
+        intake.fresh = None;
         while let Some(event) = events.next().await {
             let error = match event {
                 Ok(event) => {
-                    failures = 0;
-                    take(&cache, &mut fresh, event, &project);
+                    // The watcher says `Init` before it has asked for anything.
+                    if !matches!(event, Event::Init | Event::InitApply(_)) {
+                        failures = Failures::default();
+                    }
+                    intake.take(event);
                     continue;
                 }
                 Err(error) => error,
             };
-            failures += 1;
-            sleep(pause(failures)).await;
-            if must_rebuild(&error) || failures >= FAILURES {
+            sleep(failures.next_pause()).await;
+            if must_rebuild(&error) || failures.in_a_row >= FAILURES {
                 streaming = streaming && !is_refusal(&error);
                 warn!(cache = cache.what, %error, "watch starts over from a new list");
                 break;
@@ -269,41 +276,80 @@ fn refused_with(error: &watcher::Error) -> Option<u16> {
     }
 }
 
-fn pause(failures: u32) -> Duration {
-    let grown = FIRST_RETRY.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1).min(16)));
-    grown.min(LAST_RETRY).mul_f64(0.5 + fastrand::f64())
+/// How often it has gone wrong of late.
+#[derive(Debug, Default)]
+struct Failures {
+    in_a_row: u32,
+    last: Option<Instant>,
 }
 
-fn take<K, P>(
-    cache: &Cache<P>,
-    fresh: &mut Option<HashMap<Key, Arc<P>>>,
-    event: Event<DeserializeGuard<K>>,
-    project: &impl Fn(K) -> Option<P>,
-) where
-    K: Resource<DynamicType = ()>,
-{
-    let read = |guard: DeserializeGuard<K>| {
+impl Failures {
+    fn next_pause(&mut self) -> Duration {
+        // A kind that never changes gives no sign of recovery but the absence of failures.
+        if self.last.is_some_and(|last| last.elapsed() > CALM) {
+            self.in_a_row = 0;
+        }
+        self.last = Some(Instant::now());
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        let grown = FIRST_RETRY.saturating_mul(2_u32.saturating_pow((self.in_a_row - 1).min(16)));
+        grown.min(LAST_RETRY).mul_f64(0.5 + fastrand::f64())
+    }
+}
+
+/// Where events of the watch become objects of the cache.
+struct Intake<'a, P, F> {
+    cache: &'a Cache<P>,
+    project: F,
+    /// The list that is being received.
+    fresh: Option<BTreeMap<Key, Arc<P>>>,
+    /// Complained about already.
+    unreadable: BTreeSet<Key>,
+}
+
+impl<P, F> Intake<'_, P, F> {
+    fn take<K>(&mut self, event: Event<DeserializeGuard<K>>)
+    where
+        K: Resource<DynamicType = ()>,
+        F: Fn(K) -> Option<P>,
+    {
+        match event {
+            Event::Init => self.fresh = Some(BTreeMap::new()),
+            Event::InitApply(guard) => {
+                let (key, object) = self.read(guard);
+                if let (Some(object), Some(fresh)) = (object, self.fresh.as_mut()) {
+                    fresh.insert(key, Arc::new(object));
+                }
+            }
+            Event::InitDone => {
+                if let Some(fresh) = self.fresh.take() {
+                    self.cache.replace(fresh);
+                }
+            }
+            Event::Apply(guard) => {
+                let (key, object) = self.read(guard);
+                self.cache.put(&key, object);
+            }
+            Event::Delete(guard) => self.cache.put(&Key::of(&guard), None),
+        }
+    }
+
+    /// What cannot be read is of no interest, in a list as in an event, so that both lead to the same state.
+    fn read<K>(&mut self, guard: DeserializeGuard<K>) -> (Key, Option<P>)
+    where
+        K: Resource<DynamicType = ()>,
+        F: Fn(K) -> Option<P>,
+    {
         let key = Key::of(&guard);
-        let object = guard.0.map_err(|error| warn!(cache = cache.what, %key, %error, "object cannot be read"));
-        (key, object.ok().and_then(project))
-    };
-    match event {
-        Event::Init => *fresh = Some(HashMap::new()),
-        Event::InitApply(guard) => {
-            if let ((key, Some(object)), Some(fresh)) = (read(guard), fresh.as_mut()) {
-                fresh.insert(key, Arc::new(object));
+        let object = match guard.0 {
+            Ok(object) => (self.project)(object),
+            Err(error) => {
+                if self.unreadable.len() < COMPLAINTS && self.unreadable.insert(key.clone()) {
+                    warn!(cache = self.cache.what, %key, %error, "object cannot be read");
+                }
+                None
             }
-        }
-        Event::InitDone => {
-            if let Some(fresh) = fresh.take() {
-                cache.replace(fresh);
-            }
-        }
-        Event::Apply(guard) => {
-            let (key, object) = read(guard);
-            cache.put(key, object);
-        }
-        Event::Delete(guard) => cache.put(Key::of(&guard), None),
+        };
+        (key, object)
     }
 }
 

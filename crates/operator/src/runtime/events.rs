@@ -3,8 +3,8 @@
 //! # Guarantees
 //! - [`Events::publish`] returns at once. When the queue is full the event is dropped and counted: an event is help for
 //!   people, never worth holding up work.
-//! - The same sentence about the same object is said at most once per [`REPEAT`], so a flapping state cannot flood the
-//!   API server.
+//! - The same sentence about the same object is said at most once per [`REPEAT`], and for one reason at most
+//!   [`DIFFERENT`] different ones, so neither a flapping state nor a changing number in it can flood the API server.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -24,8 +24,12 @@ const QUEUE: usize = 2048;
 const CALL: Duration = Duration::from_secs(5);
 /// How long the same sentence is not repeated.
 const REPEAT: Duration = Duration::from_secs(300);
-/// Sentences remembered; beyond that the memory is cleared and some are said twice.
+/// Sentences about one object for one reason in that time.
+const DIFFERENT: usize = 10;
+/// Objects and reasons remembered; beyond that the memory is cleared and some things are said twice.
 const REMEMBERED: usize = 10_000;
+/// The API server refuses longer ones.
+const LONGEST: usize = 1024;
 
 /// One sentence about one object.
 struct Notice {
@@ -68,7 +72,8 @@ impl Events {
         self.publish(regarding, EventType::Warning, reason, note);
     }
 
-    fn publish(&self, regarding: ObjectReference, type_: EventType, reason: &'static str, note: String) {
+    fn publish(&self, regarding: ObjectReference, type_: EventType, reason: &'static str, mut note: String) {
+        note.truncate(note.floor_char_boundary(LONGEST));
         let event =
             Event { type_, reason: reason.to_owned(), note: Some(note), action: reason.to_owned(), secondary: None };
         if self.queue.try_send(Notice { regarding, event }).is_err() {
@@ -77,30 +82,42 @@ impl Events {
     }
 }
 
-/// Object, reason and sentence.
-type Said = (Option<String>, Option<String>, Option<String>, String, Option<String>);
+/// Object and reason. The uid, because a new object under an old name has its own story.
+type Topic = (Option<String>, Option<String>, Option<String>, Option<String>, String);
 
-fn said(notice: &Notice) -> Said {
-    let Notice { regarding, event } = notice;
-    let object = (regarding.kind.clone(), regarding.namespace.clone(), regarding.name.clone());
-    (object.0, object.1, object.2, event.reason.clone(), event.note.clone())
+/// What was said of late.
+#[derive(Debug, Default)]
+struct Said(HashMap<Topic, Vec<(Option<String>, Instant)>>);
+
+impl Said {
+    /// Whether this is worth saying now; if so it counts as said.
+    fn is_news(&mut self, notice: &Notice, now: Instant) -> bool {
+        let Notice { regarding, event } = notice;
+        let ObjectReference { kind, namespace, name, uid, .. } = regarding.clone();
+        let topic = (kind, namespace, name, uid, event.reason.clone());
+        let recent = |at: &Instant| now - *at < REPEAT;
+        if self.0.len() >= REMEMBERED && !self.0.contains_key(&topic) {
+            self.0.retain(|_, notes| notes.iter().any(|(_, at)| recent(at)));
+        }
+        if self.0.len() >= REMEMBERED && !self.0.contains_key(&topic) {
+            self.0.clear();
+        }
+        let notes = self.0.entry(topic).or_default();
+        notes.retain(|(_, at)| recent(at));
+        let news = notes.len() < DIFFERENT && notes.iter().all(|(note, _)| *note != event.note);
+        if news {
+            notes.push((event.note.clone(), now));
+        }
+        news
+    }
 }
 
 async fn send_all(recorder: Recorder, mut notices: mpsc::Receiver<Notice>) {
-    let mut recent: HashMap<Said, Instant> = HashMap::new();
+    let mut said = Said::default();
     while let Some(notice) = notices.recv().await {
-        let now = Instant::now();
-        let key = said(&notice);
-        if recent.get(&key).is_some_and(|at| now - *at < REPEAT) {
+        if !said.is_news(&notice, Instant::now()) {
             continue;
         }
-        if recent.len() >= REMEMBERED {
-            recent.retain(|_, at| now - *at < REPEAT);
-        }
-        if recent.len() >= REMEMBERED {
-            recent.clear();
-        }
-        recent.insert(key, now);
         match timeout(CALL, recorder.publish(&notice.event, &notice.regarding)).await {
             Ok(Ok(())) => {}
             // A namespace on its way out takes no events.
@@ -150,6 +167,26 @@ mod tests {
         assert_eq!(*sent.lock().unwrap(), 3);
         stop.cancel();
         task.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sentence_that_keeps_changing_is_cut_short_and_a_new_object_is_heard() {
+        let mut said = Said::default();
+        let notice = |uid: &str, note: String| {
+            let event = Event {
+                type_: EventType::Normal,
+                reason: "Held".into(),
+                note: Some(note),
+                action: "Held".into(),
+                secondary: None,
+            };
+            Notice { regarding: ObjectReference { uid: Some(uid.into()), ..object("a") }, event }
+        };
+        let now = Instant::now();
+        let heard = (0..100).filter(|n| said.is_news(&notice("1", format!("waiting for {n}")), now)).count();
+        assert_eq!(heard, DIFFERENT);
+        assert!(said.is_news(&notice("2", "waiting for 0".into()), now));
+        assert!(said.is_news(&notice("1", "waiting for 0".into()), now + REPEAT));
     }
 
     #[tokio::test]

@@ -20,6 +20,8 @@
 //! - Who may write the Lease does not forge the exact form of a release.
 //!
 //! # Caveats
+//! - A request that is held up for long between us and the server and then delivered can still take effect. The server
+//!   drops what its sender has given up on, and after a silence nobody takes over for another five seconds.
 //! - A missing Lease is marked with our name and waited out as well, since its last holder may still lead. Ship
 //!   [`vacant`] with the manifests and the first leader of a fresh installation need not wait.
 
@@ -131,6 +133,10 @@ pub struct Elector {
     leadership: Leadership,
     random: fastrand::Rng,
     sight: Option<Sight>,
+    /// When the server last answered.
+    answered: Option<Instant>,
+    /// After a time without an answer nothing is taken over before this.
+    not_before: Instant,
     /// Whether a held record was ever seen; after that an empty one is no fresh installation.
     seen_held: bool,
     /// Our writes since the last confirmed one: any of them may be what is stored now.
@@ -150,6 +156,8 @@ impl Elector {
             settings,
             leadership: leadership.clone(),
             sight: None,
+            answered: None,
+            not_before: Instant::now(),
             seen_held: false,
             claims: VecDeque::new(),
             held: None,
@@ -200,6 +208,10 @@ impl Elector {
             Err(elapsed) => return self.failed("read", &elapsed, retry),
         };
         let seen = Instant::now();
+        // A server that was stuck now works off what it was sent before: the last writes of the old leader, too.
+        if self.answered.replace(seen).is_some_and(|last| seen - last > DEADLINE) {
+            self.not_before = seen + DEADLINE;
+        }
         let record = lease.as_ref().map(Record::of);
         if self.sight.as_ref().is_none_or(|sight| sight.record != record) {
             self.sight = Some(Sight { record: record.clone(), since: seen });
@@ -248,6 +260,7 @@ impl Elector {
             None => after(grace, Right::Mark),
             Some(record) if record.is_vacant() && self.seen_held => after(grace, Right::Mark),
             Some(record) if record.is_vacant() || record.is_released() || self.claims.contains(record) => Right::Write,
+            Some(_) if seen < self.not_before => Right::Wait(self.not_before - seen),
             Some(_) => after(self.settings.duration, Right::Write),
         }
     }
@@ -283,6 +296,7 @@ impl Elector {
         if let Reply::Written(version) = &reply {
             self.claims = VecDeque::from([record.clone()]);
             self.held = Some(version.clone());
+            self.answered = Some(Instant::now());
             // What was seen before our own write is no longer what has been there "since".
             self.sight = None;
             self.seen_held = true;

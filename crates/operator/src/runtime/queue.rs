@@ -73,6 +73,8 @@ impl Queue {
             let leads = *self.leader.borrow_and_update();
             let free = leads && work.len() < self.workers;
             tokio::select! {
+                // In order, so that a run can be replayed.
+                biased;
                 () = self.stop.cancelled() => break,
                 // A leader whose sender is gone stays what it was.
                 Ok(()) = self.leader.changed() => {}

@@ -14,6 +14,8 @@ use tower::service_fn;
 
 use super::*;
 
+const WATCH: Duration = Duration::from_secs(20);
+
 type Script = Box<dyn Fn(usize, &str) -> Answer + Send + Sync>;
 
 enum Answer {
@@ -62,6 +64,7 @@ fn object(name: &str, version: u32) -> Value {
         "metadata": {"namespace": "ns", "name": name, "resourceVersion": version.to_string()}})
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "reads like the line it makes")]
 fn event(kind: &str, object: Value) -> Value {
     json!({"type": kind, "object": object})
 }
@@ -85,7 +88,8 @@ fn start(client: Client) -> (Arc<Cache<String>>, Arc<Changes>) {
     let changes = cache.subscribe();
     let api: Api<DeserializeGuard<ConfigMap>> = Api::all(client);
     let project = |map: ConfigMap| (map.name_any() != "boring").then(|| map.resource_version().unwrap_or_default());
-    tokio::spawn(fill(Arc::clone(&cache), api, Feed::default(), project));
+    let feed = Feed { watch_timeout: Some(WATCH), ..Feed::default() };
+    tokio::spawn(fill(Arc::clone(&cache), api, feed, project));
     (cache, changes)
 }
 
@@ -207,6 +211,51 @@ async fn an_outage_ends_in_a_fresh_list_and_keeps_the_old_state_meanwhile() {
     assert_eq!(names(&cache), set(&["a"]));
     assert_eq!(next_n(&changes, 2).await, set(&["a", "b"]));
     assert_eq!(names(&cache), set(&["b"]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_running_watch_that_reports_410_leads_to_a_new_list() {
+    let expired = json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "old"});
+    let (client, _) = server(Box::new(move |number, _| match number {
+        0 => Answer::Watch(vec![event("ADDED", object("a", 1)), listed(2), event("ERROR", expired.clone())]),
+        _ => Answer::Watch(vec![event("ADDED", object("b", 9)), listed(10)]),
+    }));
+    let (cache, changes) = start(client);
+    next_n(&changes, 3).await;
+    assert_eq!(names(&cache), set(&["b"]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_falls_silent_is_asked_for_again_where_it_stopped() {
+    let (client, mut requests) = server(Box::new(|number, _| match number {
+        0 => Answer::Watch(vec![event("ADDED", object("a", 1)), listed(2), event("ADDED", object("b", 3))]),
+        _ => Answer::Watch(vec![event("ADDED", object("c", 4))]),
+    }));
+    let (cache, changes) = start(client);
+    assert_eq!(next_n(&changes, 2).await, set(&["a", "b"]));
+    let silent = Instant::now();
+    assert_eq!(next(&changes).await, "c");
+    assert!(silent.elapsed() < WATCH + Duration::from_secs(6), "{:?}", silent.elapsed());
+    assert_eq!(names(&cache), set(&["a", "b", "c"]));
+    let (first, second) = (requests.recv().await.unwrap(), requests.recv().await.unwrap());
+    assert!(first.contains("sendInitialEvents=true") && second.contains("resourceVersion=3"), "{second}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_away_is_asked_less_and_less_often() {
+    let away = || Answer::Json(503, json!({"kind": "Status", "status": "Failure", "code": 503, "message": "away"}));
+    let (client, mut requests) = server(Box::new(move |number, uri| match number {
+        0 => Answer::Json(422, json!({"kind": "Status", "status": "Failure", "code": 422, "message": uri})),
+        _ => away(),
+    }));
+    let (cache, _changes) = start(client);
+    sleep(Duration::from_secs(300)).await;
+    assert!(!*cache.synced().borrow());
+    let mut asked = 0;
+    while requests.try_recv().is_ok() {
+        asked += 1;
+    }
+    assert!((15..60).contains(&asked), "{asked} requests in five minutes");
 }
 
 #[tokio::test]

@@ -14,10 +14,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, Uri};
+use http::{Request, Uri};
 use hyper::body::{Body as HttpBody, Frame};
 use kube::{Client, client::Body};
-use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 use tower::{BoxError, service_fn};
 
 /// A page of 500 objects from a busy server begins well before this.
@@ -98,6 +98,8 @@ impl HttpBody for Listening {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+
+    use http::Response;
 
     use super::*;
 
