@@ -13,18 +13,31 @@ use serde_json::json;
 use support::{Server, listener, reply, run, run_with, serve, serve_on};
 use tokio_util::sync::CancellationToken;
 
-#[tokio::test]
-async fn exactly_n_requests_are_spread_evenly_over_the_duration() {
+/// How far the arrivals were from an even grid, at the worst and in the middle.
+async fn unevenness() -> (Duration, Duration) {
     let server = serve(|_, _| reply(200, "ok")).await;
     let ran = run(server.address, &[("requests", "20"), ("duration", "2s")]).await;
     let hits = server.hits();
     assert_eq!((hits.len(), ran.tally().sent, ran.tally().succeeded), (20, 20, 20));
-    let gaps: Vec<Duration> = hits.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
-    let first_to_last = hits[19].at - hits[0].at;
-    assert!(first_to_last.abs_diff(Duration::from_millis(1_900)) < Duration::from_millis(60), "{first_to_last:?}");
-    let uneven = gaps.iter().filter(|gap| gap.abs_diff(Duration::from_millis(100)) > Duration::from_millis(30)).count();
-    assert!(uneven <= 2, "{gaps:?}");
     assert!(ran.progress.sent() == 20 && ran.progress.succeeded() == 20);
+    let mut off: Vec<Duration> =
+        hits.iter().zip(0..).map(|(hit, k)| (hit.at - hits[0].at).abs_diff(Duration::from_millis(100) * k)).collect();
+    off.sort_unstable();
+    (off[19], off[10])
+}
+
+#[tokio::test]
+async fn exactly_n_requests_are_spread_evenly_over_the_duration() {
+    let mut seen = Vec::new();
+    // A busy machine delays single arrivals; it cannot make an uneven plan even.
+    for _ in 0..5 {
+        let (worst, middle) = unevenness().await;
+        if worst < Duration::from_millis(30) && middle < Duration::from_millis(10) {
+            return;
+        }
+        seen.push((worst, middle));
+    }
+    panic!("{seen:?}");
 }
 
 #[tokio::test]
@@ -157,18 +170,19 @@ async fn converging_stops_when_the_server_is_warm() {
     let ran = run(server.address, &[("mode", "converge"), ("requests", "2000"), ("duration", "60s")]).await;
     let curve = ran.tally().curve.unwrap();
     assert!(curve.flattened && ran.tally().sent < 400, "{:?}", ran.tally());
-    assert!(curve.cold_p95 > Duration::from_millis(25) && curve.warm_p95 < Duration::from_millis(12), "{curve:?}");
+    assert!(curve.cold_p95 > curve.warm_p95 * 2, "{curve:?}");
 }
 
 #[tokio::test]
 async fn a_budget_of_time_ends_converging_without_a_cap() {
     let server = serve(|n, _| {
-        std::thread::sleep(Duration::from_millis(5 + n as u64));
+        // Grows by more than any noise, so that it never looks flat.
+        std::thread::sleep(Duration::from_millis(20 * (n as u64 + 1)));
         reply(200, "")
     })
     .await;
     let ran = run(server.address, &[("mode", "converge"), ("duration", "1s")]).await;
-    assert!(ran.took < Duration::from_secs(2));
+    assert!(ran.took < Duration::from_secs(5), "{:?}", ran.took);
     assert!(!ran.tally().curve.unwrap().flattened && ran.tally().capped_after.is_none(), "{:?}", ran.tally());
 }
 
