@@ -89,7 +89,12 @@ async fn a_thousand_pods_at_once_are_split_by_three_replicas() -> anyhow::Result
         scene.settles_within(&format!("w{i}"), (70, 30), 4 * SOON).await?;
     }
     let evictions = scene.committed_evictions().await?;
-    assert!(evictions <= 2 * WORKLOADS, "{evictions} evictions for {WORKLOADS} workloads");
+    // A machine that is busy enough makes the API server give up on us after its second and go on.
+    let events = scene.cluster.audit_events().await?;
+    let ours = |e: &&AuditEvent| e.object_ref.as_ref().is_some_and(|o| o.namespace == scene.namespace.name());
+    let created = events.iter().filter(|e| e.verb == "create" && e.is_about("pods", "") && e.is_committed_write());
+    let missed = created.filter(ours).filter(|e| e.response_annotation("groundcrew.io/spread-rank").is_none()).count();
+    assert!(evictions <= missed + 2 * WORKLOADS, "{evictions} evictions, {missed} pods not admitted by us");
     drop(scene.groundcrew);
     Ok(())
 }
