@@ -8,11 +8,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
 
 use crate::certificates::{Rules, RulesError};
+use crate::spread::rebalance::Limits;
 
+mod node_startup;
 mod reader;
 #[cfg(test)]
 mod tests;
 
+pub use node_startup::{Engine, FailurePolicy, NodeStartupFeature};
 pub use reader::{Origin, Override, Problem, Problems};
 use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one_of, path, port, text, texts};
 
@@ -25,7 +28,11 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     pub health: SocketAddr,
     pub tracing: Tracing,
+    pub spread: SpreadFeature,
     pub timestamp: TimestampFeature,
+    pub sizing: SizingFeature,
+    pub warmup: WarmupFeature,
+    pub node_startup: NodeStartupFeature,
 }
 
 #[derive(Clone, Debug)]
@@ -106,8 +113,49 @@ pub struct Tracing {
 }
 
 #[derive(Clone, Debug)]
+pub struct SpreadFeature {
+    pub enabled: bool,
+    pub mode: SpreadMode,
+    pub limits: Limits,
+    /// Moves under way at once in the whole cluster.
+    pub max_moves: usize,
+    /// Evictions that may start in one second.
+    pub moves_per_second: u32,
+}
+
+/// Whether decisions are carried out or only reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpreadMode {
+    Enforce,
+    Observe,
+}
+
+#[derive(Clone, Debug)]
 pub struct TimestampFeature {
     pub enabled: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct SizingFeature {
+    pub enabled: bool,
+    /// Whether running pods follow their template and node.
+    pub resize: bool,
+    pub resizes_per_second: u32,
+    /// The percentage of a node that all its sized pods together may reserve without a warning.
+    pub warn_share: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct WarmupFeature {
+    pub enabled: bool,
+    /// Warm-ups at once on one node.
+    pub max_concurrent: usize,
+    /// Requests per second of one node, shared between its namespaces.
+    pub max_rps: u32,
+    /// How long a pod may wait for a place, or a warm-up be set aside, before the gate opens without it.
+    pub max_queue_wait: Duration,
+    /// An agent that was not heard of for so long is gone, and the leader opens its gates.
+    pub agent_timeout: Duration,
 }
 
 impl LogLevel {
@@ -132,6 +180,17 @@ impl LogFormat {
         match self {
             Self::Json => "json",
             Self::Text => "text",
+        }
+    }
+}
+
+impl SpreadMode {
+    const ALL: &'static [Self] = &[Self::Enforce, Self::Observe];
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Observe => "observe",
         }
     }
 }
@@ -162,7 +221,11 @@ pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
         metrics: metrics(root.section("metrics")),
         health: health(root.section("health")),
         tracing: tracing(root.section("tracing")),
-        timestamp: TimestampFeature { enabled: root.section("timestamp").get("enabled", true, boolean) },
+        spread: spread(root.section("spread")),
+        timestamp: timestamp(root.section("timestamp")),
+        sizing: sizing(root.section("sizing")),
+        warmup: warmup(root.section("warmup")),
+        node_startup: node_startup::node_startup(root.section("nodeStartup")),
     };
     drop(root);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }
@@ -248,6 +311,46 @@ fn health(mut s: Section<'_>) -> SocketAddr {
 
 fn tracing(mut s: Section<'_>) -> Tracing {
     Tracing { otlp_endpoint: s.optional("otlpEndpoint", text) }
+}
+
+fn timestamp(mut s: Section<'_>) -> TimestampFeature {
+    TimestampFeature { enabled: s.get("enabled", true, boolean) }
+}
+
+fn sizing(mut s: Section<'_>) -> SizingFeature {
+    SizingFeature {
+        enabled: s.get("enabled", true, boolean),
+        resize: s.get("resize", true, boolean),
+        // A thousand nodes follow a changed template within a minute, and the API server hardly notices.
+        resizes_per_second: u32::try_from(s.get("resizesPerSecond", 20, integer(1, 1000))).unwrap_or(20),
+        warn_share: s.get("warnShare", 50, integer(1, 100)),
+    }
+}
+
+fn warmup(mut s: Section<'_>) -> WarmupFeature {
+    WarmupFeature {
+        enabled: s.get("enabled", true, boolean),
+        max_concurrent: usize::try_from(s.get("maxConcurrent", 10, integer(1, 1000))).unwrap_or(10),
+        max_rps: u32::try_from(s.get("maxRps", 100, integer(1, 100_000))).unwrap_or(100),
+        max_queue_wait: s.get("maxQueueWait", 300 * SECOND, duration_from(SECOND)),
+        // Half of it is a write's deadline and a renewal apart: less would leave the agent no time to write.
+        agent_timeout: s.get("agentTimeout", 30 * SECOND, duration_from(15 * SECOND)),
+    }
+}
+
+fn spread(mut s: Section<'_>) -> SpreadFeature {
+    let usual = Limits::default();
+    SpreadFeature {
+        enabled: s.get("enabled", true, boolean),
+        mode: s.get("mode", SpreadMode::Enforce, one_of(SpreadMode::ALL, SpreadMode::name)),
+        limits: Limits {
+            cooldown: s.get("cooldown", usual.cooldown, duration_from(SECOND)),
+            fallback_after: s.get("fallbackAfter", usual.fallback_after, duration_from(SECOND)),
+            return_after: s.get("returnAfter", usual.return_after, duration_from(SECOND)),
+        },
+        max_moves: usize::try_from(s.get("maxMoves", 10, integer(1, 1000))).unwrap_or(10),
+        moves_per_second: u32::try_from(s.get("movesPerSecond", 5, integer(1, 100))).unwrap_or(5),
+    }
 }
 
 /// IPv6's any address takes IPv4 too.

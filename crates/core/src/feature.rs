@@ -5,16 +5,25 @@ use std::fmt;
 /// A column through the whole program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Feature {
+    NodeStartup,
+    Sizing,
+    Spread,
     Timestamp,
+    Warmup,
 }
 
 impl Feature {
-    pub const ALL: [Feature; 1] = [Feature::Timestamp];
+    pub const ALL: [Feature; 5] =
+        [Feature::NodeStartup, Feature::Sizing, Feature::Spread, Feature::Timestamp, Feature::Warmup];
 
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Feature::NodeStartup => "node_startup",
+            Feature::Sizing => "sizing",
+            Feature::Spread => "spread",
             Feature::Timestamp => "timestamp",
+            Feature::Warmup => "warmup",
         }
     }
 }

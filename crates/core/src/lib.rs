@@ -4,9 +4,16 @@
 
 pub mod certificates;
 pub mod config;
+pub mod cron;
 pub mod duration;
 pub mod feature;
 pub mod keys;
+pub mod node_startup;
 pub mod patch;
 pub mod pod;
+pub mod quantity;
+pub mod selector;
+pub mod sizing;
+pub mod spread;
 pub mod timestamp;
+pub mod warmup;

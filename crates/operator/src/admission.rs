@@ -6,7 +6,7 @@
 //!                                 └────────────────► allowed, unchanged, counted
 //! ```
 //!
-//! Guarantees: a well-formed review is always allowed, the answer comes from memory alone, and no patch leaves that
+//! Guarantees: a well-formed review is always allowed (but see [`validate`]), the answer comes from memory alone, and no patch leaves that
 //! was not applied to the received bytes first.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,10 +27,12 @@ use tracing::{Span, debug, error, field, info_span, warn};
 pub mod body;
 pub mod certs;
 pub mod metrics;
+pub mod node;
 pub mod registration;
 pub mod review;
 pub mod server;
 pub mod tls;
+pub mod validate;
 
 pub use metrics::{Metrics, Outcome};
 use review::{Answer, Review};
@@ -66,6 +68,8 @@ pub trait PodFeature: Send + Sync {
 /// Everything the handlers need, none of it behind a network call.
 pub struct Admission {
     pub features: Vec<Box<dyn PodFeature>>,
+    pub node_features: Vec<Arc<dyn node::NodeFeature>>,
+    pub validators: Vec<Box<dyn validate::Validator>>,
     pub exempt_namespaces: Vec<String>,
     pub metrics: Metrics,
     pub clock: fn() -> Timestamp,
@@ -81,7 +85,12 @@ impl std::fmt::Debug for Admission {
 
 /// The webhook's routes; `oneshot` it in tests, serve it over TLS in life.
 pub fn router(admission: Arc<Admission>) -> Router {
-    Router::new().route("/mutate-v1-pod", post(mutate_pod)).route("/mutate", post(mutate_pod)).with_state(admission)
+    Router::new()
+        .route("/mutate-v1-pod", post(mutate_pod))
+        .route("/mutate", post(mutate_pod))
+        .route("/mutate-node", post(node::mutate_node))
+        .route("/validate", post(validate::validate))
+        .with_state(admission)
 }
 
 async fn mutate_pod(State(admission): State<Arc<Admission>>, request: Request<Body>) -> Response {
@@ -114,7 +123,7 @@ impl Admission {
     }
 
     fn decide_pod(&self, review: &Review<'_>) -> (Outcome, Answer) {
-        let Some(object) = review.created_pod() else {
+        let Some(object) = review.created("Pod") else {
             return (Outcome::Unchanged, Answer::allowed());
         };
         let pod: PodView<'_> = match serde_json::from_str(object) {

@@ -1,16 +1,34 @@
 //! `groundcrew agent`: the work that must happen on each node.
 
 use groundcrew_core::config::Config;
+use prometheus_client::registry::Registry;
+use tokio_util::sync::CancellationToken;
 
 use crate::cli::Settings;
 use crate::run::{Process, runtime};
+use crate::warmup::agent;
 
-/// Runs until told to stop. No feature has node-local work yet, so it answers probes and waits.
+/// Runs until told to stop. Without a feature that has node-local work it answers probes and waits.
 pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
     let node = settings.node_name.clone().filter(|name| !name.is_empty());
     let node = node.ok_or("the agent needs the name of its node: set --node-name or NODE_NAME")?;
     runtime()?.block_on(async {
+        let (warmup, lease) = (config.warmup.enabled, config.clone());
         let process = Process::start(settings, config).await?;
+        let mut registry = Registry::default();
+        let bound = process.readiness().check("metrics bound");
+        if warmup {
+            agent::prepare_lease(process.clients().write.clone(), process.namespace(), &node).await;
+            let lease = agent::lease(&lease, process.namespace(), &node);
+            let (context, elector) = process.context(&mut registry, Some(lease));
+            let give_back = CancellationToken::new();
+            agent::start(&context, &node, &mut registry, give_back.clone());
+            if let Some(elector) = elector {
+                context.tasks.spawn(elector.run(give_back));
+            }
+        }
+        process.serve_metrics(registry).await?;
+        bound.pass();
         tracing::info!(node, "agent ready");
         process.until_stopped().await;
         Ok(())

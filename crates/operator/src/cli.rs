@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use groundcrew_core::config::{self, Config, Override};
 use serde_json::Value;
 
-use crate::{agent, manifests, run};
+use crate::{agent, manifests, run, warmup};
 
 /// Bad configuration, as for bad usage.
 const EXIT_CONFIG: u8 = 2;
@@ -29,8 +29,12 @@ enum Command {
     Run(Settings),
     /// Do the work that must happen on each node; runs as a DaemonSet.
     Agent(Settings),
+    /// Open every shut warm-up gate, before uninstalling: afterwards nobody could.
+    OpenGates(Settings),
     /// Print everything an installation consists of, as YAML.
     Manifests(Manifests),
+    /// Undo what the operator did to other objects; run it after the operator is stopped.
+    Uninstall(Settings),
 }
 
 /// Flags override the environment (GROUNDCREW_<SECTION>__<KEY>), which overrides the file.
@@ -122,6 +126,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let settings = match &cli.command {
         Command::Run(settings) | Command::Agent(settings) => settings,
+        Command::OpenGates(settings) | Command::Uninstall(settings) => settings,
         Command::Manifests(manifests) => &manifests.settings,
     };
     let config = match settings.load() {
@@ -131,6 +136,8 @@ pub fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Run(settings) => run::main(settings, config),
         Command::Agent(settings) => agent::main(settings, config),
+        Command::Uninstall(settings) => run::uninstall(settings, &config),
+        Command::OpenGates(settings) => warmup::farewell::main(settings),
         Command::Manifests(m) => {
             print(&manifests::yaml(&config, m.settings.namespace.as_deref(), &m.image));
             Ok(())

@@ -1,15 +1,22 @@
 //! The one table of features: what each needs from the cluster and what it does in this process.
 
+use std::sync::Arc;
+
 use groundcrew_core::config::Config;
 use groundcrew_core::feature::Feature;
+use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::api::rbac::v1::PolicyRule;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use prometheus_client::registry::Registry;
+use serde_json::Value;
 
 use crate::admission::PodFeature;
 use crate::admission::certs::Trust;
+use crate::admission::node::NodeFeature;
 use crate::admission::registration::{self, Desired, Entry, Namespaces, Target};
+use crate::admission::validate::Validator;
 use crate::run::Context;
-use crate::timestamp;
+use crate::{node_startup, sizing, spread, timestamp, warmup};
 
 /// One feature, as the process sees it.
 #[derive(Clone, Copy, Debug)]
@@ -20,16 +27,52 @@ pub struct Row {
     pub permissions: fn(&Config) -> Vec<PolicyRule>,
     /// What the API server is to send us for it.
     pub entries: fn(&Config, &Namespaces) -> Vec<Entry>,
+    /// The kinds it brings along.
+    pub crds: fn() -> Vec<CustomResourceDefinition>,
     /// Its part in pod admission.
     pub admission: fn(&Context) -> Option<Box<dyn PodFeature>>,
+    /// What an installation needs for it beyond permissions: namespace and image given.
+    pub objects: fn(&Config, &str, &str) -> Vec<Value>,
     /// Starts its caches and controllers.
     pub start: fn(&Context, &mut Registry),
 }
 
-pub const TABLE: [Row; 1] = [timestamp::ROW];
+pub const TABLE: [Row; 5] = [node_startup::ROW, sizing::ROW, spread::ROW, timestamp::ROW, warmup::ROW];
 
 pub fn enabled(config: &Config) -> impl Iterator<Item = &'static Row> {
     TABLE.iter().filter(|row| (row.enabled)(config))
+}
+
+/// Who has a say when a node is created.
+#[must_use]
+pub fn node_features(context: &Context) -> Vec<Arc<dyn NodeFeature>> {
+    let mut features: Vec<Arc<dyn NodeFeature>> = Vec::new();
+    if context.config.node_startup.enabled {
+        features.push(Arc::clone(&context.node_startup) as _);
+    }
+    features
+}
+
+/// Who may refuse an object.
+#[must_use]
+pub fn validators(context: &Context) -> Vec<Box<dyn Validator>> {
+    let mut validators: Vec<Box<dyn Validator>> = Vec::new();
+    if context.config.node_startup.enabled && context.config.node_startup.deny_untolerated {
+        validators.push(Box::new(node_startup::admission::Denier(Arc::clone(&context.node_startup))));
+    }
+    validators
+}
+
+/// The resources that the enabled features bring.
+#[must_use]
+pub fn definitions(config: &Config) -> Vec<CustomResourceDefinition> {
+    enabled(config).flat_map(|row| (row.crds)()).collect()
+}
+
+/// What the operator's own pods tolerate.
+#[must_use]
+pub fn tolerations(config: &Config) -> Vec<Toleration> {
+    if config.node_startup.enabled { node_startup::tolerations(config) } else { Vec::new() }
 }
 
 /// Where the API server finds the webhooks.

@@ -13,6 +13,8 @@ pub const DEFAULT_NAMESPACE: &str = "groundcrew-system";
 pub const CERTIFICATE_SECRET: &str = "groundcrew-webhook-tls";
 /// Remembers a webhook configuration that somebody deleted.
 pub const WEBHOOK_RECORD: &str = "groundcrew-webhooks";
+/// Remembers moves and droughts of `spread`.
+pub const SPREAD_MEMORY: &str = "groundcrew-spread";
 
 /// The documents in the order they must be applied.
 #[must_use]
@@ -33,12 +35,14 @@ pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels()}}),
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(NAME, Some(namespace))}),
     ];
-    all.extend(role("ClusterRole", None, namespace, cluster_rules(config)));
-    all.extend(role("Role", Some(namespace), namespace, own_namespace_rules()));
+    all.extend(features::definitions(config).iter().map(value));
+    all.extend(role(NAME, "ClusterRole", None, namespace, cluster_rules(config)));
+    all.extend(role(NAME, "Role", Some(namespace), namespace, own_namespace_rules()));
     // Never held: the first leader of a new installation need not wait.
     all.push(value(&crate::runtime::lease::vacant(namespace, NAME)));
     all.push(service(config, namespace));
     all.push(deployment(config, namespace, image));
+    all.extend(features::enabled(config).flat_map(|feature| (feature.objects)(config, namespace, image)));
     let webhooks = features::webhook_configurations(config, namespace);
     all.extend(webhooks.mutating.iter().map(value));
     all.extend(webhooks.validating.iter().map(value));
@@ -49,11 +53,11 @@ fn value(object: &impl Serialize) -> Value {
     serde_json::to_value(object).unwrap_or_default()
 }
 
-fn labels() -> Value {
+pub(crate) fn labels() -> Value {
     json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": NAME})
 }
 
-fn meta(name: &str, namespace: Option<&str>) -> Value {
+pub(crate) fn meta(name: &str, namespace: Option<&str>) -> Value {
     let mut meta = json!({"name": name, "labels": labels()});
     if let (Some(namespace), Some(map)) = (namespace, meta.as_object_mut()) {
         map.insert("namespace".to_owned(), json!(namespace));
@@ -61,15 +65,21 @@ fn meta(name: &str, namespace: Option<&str>) -> Value {
     meta
 }
 
-/// A role and its binding to the operator's account.
-fn role(kind: &str, namespace: Option<&str>, account_namespace: &str, rules: Vec<PolicyRule>) -> [Value; 2] {
+/// A role and its binding to the account of the same name.
+pub(crate) fn role(
+    name: &str,
+    kind: &str,
+    namespace: Option<&str>,
+    account_namespace: &str,
+    rules: Vec<PolicyRule>,
+) -> [Value; 2] {
     let api_version = "rbac.authorization.k8s.io/v1";
     [
-        json!({"apiVersion": api_version, "kind": kind, "metadata": meta(NAME, namespace), "rules": rules}),
+        json!({"apiVersion": api_version, "kind": kind, "metadata": meta(name, namespace), "rules": rules}),
         json!({
-            "apiVersion": api_version, "kind": format!("{kind}Binding"), "metadata": meta(NAME, namespace),
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": NAME},
-            "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": account_namespace}],
+            "apiVersion": api_version, "kind": format!("{kind}Binding"), "metadata": meta(name, namespace),
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": account_namespace}],
         }),
     ]
 }
@@ -106,6 +116,7 @@ fn own_namespace_rules() -> Vec<PolicyRule> {
         rule("coordination.k8s.io", &["leases"], &["get", "update", "patch"], &[NAME]),
         rule("", &["secrets", "configmaps"], &["create"], &[]),
         rule("", &["configmaps"], &["get", "patch"], &[WEBHOOK_RECORD]),
+        rule("", &["configmaps"], &["get", "list", "watch", "patch"], &[SPREAD_MEMORY]),
         rule("", &["secrets"], &["get", "list", "watch", "patch"], &[CERTIFICATE_SECRET]),
     ]
 }
@@ -161,6 +172,8 @@ fn deployment(config: &Config, namespace: &str, image: &str) -> Value {
                         "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532,
                         "seccompProfile": {"type": "RuntimeDefault"},
                     },
+                    // A cluster of fresh nodes only must be able to start what releases them.
+                    "tolerations": features::tolerations(config),
                     "priorityClassName": "system-cluster-critical",
                     "topologySpreadConstraints": [spread],
                     "terminationGracePeriodSeconds": 20,
@@ -193,7 +206,10 @@ mod tests {
 
     #[test]
     fn a_feature_turned_off_takes_its_permissions_along() {
-        let off = serde_json::json!({"timestamp": {"enabled": false}});
+        let off = serde_json::json!({
+            "nodeStartup": {"enabled": false}, "sizing": {"enabled": false}, "spread": {"enabled": false},
+            "timestamp": {"enabled": false}, "warmup": {"enabled": false},
+        });
         let off = groundcrew_core::config::load(off, vec![]).unwrap();
         let reads_pods =
             |config: &Config| cluster_rules(config).iter().any(|r| r.resources.iter().flatten().any(|r| r == "pods"));

@@ -5,7 +5,9 @@
 //! stop:  not ready ─► controllers end, lease given back ─► grace ─► requests in flight answered ─► out
 //! ```
 
-use std::sync::Arc;
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use groundcrew_core::config::{CertificateSource, Config, everywhere};
@@ -22,10 +24,10 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::admission::certs::{self, Source};
+use crate::admission::registration::Entry;
 use crate::admission::tls::ServingCert;
 use crate::admission::{self, Admission, registration, server};
 use crate::cli::Settings;
-use crate::features;
 use crate::health::{self, Readiness};
 use crate::manifests::{CERTIFICATE_SECRET, DEFAULT_NAMESPACE, NAME, WEBHOOK_RECORD};
 use crate::runtime::apply::{self, Writer};
@@ -36,6 +38,7 @@ use crate::runtime::leadership::Leadership;
 use crate::runtime::lease::{Elector, LeaseSettings, identity, vacant};
 use crate::runtime::queue::Queue;
 use crate::telemetry::Telemetry;
+use crate::{features, node_startup, spread, warmup};
 
 /// How long new connections are still taken after "not ready", so that nobody is sent to a closed port.
 const GRACE: Duration = Duration::from_secs(2);
@@ -58,14 +61,33 @@ pub struct Context {
     /// For what only the leader may write.
     pub writer: Writer,
     pub events: Events,
+    /// What the API server is asked to send us; a feature may change its own part.
+    pub entries: Arc<watch::Sender<Vec<Entry>>>,
+    pub node_startup: Arc<node_startup::Shared>,
     pub readiness: Readiness,
     pub tasks: TaskTracker,
     /// Work ends here; the webhook goes on for a moment.
     pub stopping: CancellationToken,
     pub clock: fn() -> Timestamp,
+    shared: Shared,
+    pub spread: Arc<spread::Shared>,
 }
 
+/// What several parts of a feature use together, by its type.
+type Shared = Arc<Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>>;
+
 impl Context {
+    /// The one value of this type, made by whoever asks first: admission and controller see the same caches.
+    pub fn shared<T: Send + Sync + 'static>(&self, make: impl FnOnce() -> T) -> Arc<T> {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = shared.get(&TypeId::of::<T>()).and_then(|value| Arc::clone(value).downcast::<T>().ok());
+        known.unwrap_or_else(|| {
+            let made = Arc::new(make());
+            shared.insert(TypeId::of::<T>(), Arc::clone(&made) as Arc<dyn Any + Send + Sync>);
+            made
+        })
+    }
+
     /// Keeps a cache filled while the process runs, and the process unready until it is.
     pub fn follow<P: Send + Sync + 'static>(&self, cache: &Cache<P>, fill: impl Future<Output = ()> + Send + 'static) {
         let check = self.readiness.check(cache.what());
@@ -113,7 +135,7 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
     runtime()?.block_on(async {
         let process = Process::start(settings, config).await?;
         let mut registry = Registry::default();
-        let (context, elector) = process.context(&mut registry);
+        let (context, elector) = process.context(&mut registry, process.election());
         process.serve_webhook(&context, &mut registry).await?;
         if context.config.controller.enabled {
             for row in features::enabled(&context.config) {
@@ -126,6 +148,23 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
         process.serve_metrics(registry).await?;
         info!(version = env!("CARGO_PKG_VERSION"), namespace = context.namespace, "groundcrew started");
         process.until_stopped().await;
+        Ok(())
+    })
+}
+
+/// `groundcrew uninstall`: every feature takes back what would outlive the operator, whether it is enabled or not.
+pub fn uninstall(settings: &Settings, config: &Config) -> Result<(), String> {
+    runtime()?.block_on(async {
+        let telemetry = Telemetry::start(config)?;
+        let kube_config = client::load(settings.kubeconfig.as_deref()).await.map_err(|e| e.to_string())?;
+        let clients = Clients::new(&kube_config, WATCH_TIMEOUT).map_err(|e| e.to_string())?;
+        let namespace = settings.namespace.clone().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+        let removed = registration::remove(clients.write.clone(), &namespace, WEBHOOK_RECORD, Timestamp::now).await;
+        removed.map_err(|e| format!("the webhook configuration could not be removed: {e}"))?;
+        node_startup::uninstall::run(&clients.read, config).await?;
+        let opened = warmup::farewell::open(&clients).await?;
+        info!(opened, "warm-up gates opened");
+        telemetry.flush();
         Ok(())
     })
 }
@@ -173,16 +212,21 @@ impl Process {
         })
     }
 
-    /// What features work with, and the elector if replicas have to agree; it contends once all else is in place.
-    fn context(&self, registry: &mut Registry) -> (Context, Option<Elector>) {
+    /// The lease of the replicas, if they have to agree.
+    fn election(&self) -> Option<LeaseSettings> {
         let election = &self.config.controller.leader_election;
-        let (elector, leadership) = if election.enabled {
-            let namespace = election.namespace.clone().unwrap_or_else(|| self.namespace.clone());
-            let settings = LeaseSettings::new(namespace, NAME, identity());
-            let (elector, leadership) = Elector::new(self.clients.lease.clone(), settings);
-            (Some(elector), leadership)
-        } else {
-            (None, Leadership::always())
+        let namespace = election.namespace.clone().unwrap_or_else(|| self.namespace.clone());
+        election.enabled.then(|| LeaseSettings::new(namespace, NAME, identity()))
+    }
+
+    /// What features work with, and the elector if there is a lease to hold; it contends once all else is in place.
+    pub fn context(&self, registry: &mut Registry, lease: Option<LeaseSettings>) -> (Context, Option<Elector>) {
+        let (elector, leadership) = match lease {
+            Some(settings) => {
+                let (elector, leadership) = Elector::new(self.clients.lease.clone(), settings);
+                (Some(elector), leadership)
+            }
+            None => (None, Leadership::always()),
         };
         leadership.register(registry);
         let (events, send_events) = Events::prepare(self.clients.write.clone(), registry, self.stopping.clone());
@@ -195,10 +239,14 @@ impl Process {
             leadership,
             writer,
             events,
+            entries: Arc::new(watch::Sender::new(features::entries(&self.config, &self.namespace))),
+            node_startup: node_startup::Shared::new(&self.config),
             readiness: self.readiness.clone(),
             tasks: self.tasks.clone(),
             stopping: self.stopping.clone(),
             clock: Timestamp::now,
+            shared: Shared::default(),
+            spread: spread::Shared::new(&self.config),
         };
         (context, elector)
     }
@@ -217,6 +265,8 @@ impl Process {
 
         let admission = Arc::new(Admission {
             features: features::enabled(&context.config).filter_map(|row| (row.admission)(context)).collect(),
+            node_features: features::node_features(context),
+            validators: features::validators(context),
             exempt_namespaces: features::exempt_namespaces(&context.config, &context.namespace),
             metrics: admission::Metrics::register(registry),
             clock: context.clock,
@@ -242,7 +292,7 @@ impl Process {
         let (published, observed) = watch::channel(None);
         let source = start_certificates(context, &target, serving, observed);
         let settings = registration::Settings {
-            entries: features::entries(&context.config, &context.namespace),
+            entries: context.entries.subscribe(),
             target,
             namespace: context.namespace.clone(),
             record: WEBHOOK_RECORD.to_owned(),
@@ -256,10 +306,25 @@ impl Process {
         Ok(())
     }
 
-    async fn serve_metrics(&self, registry: Registry) -> Result<(), String> {
+    pub async fn serve_metrics(&self, registry: Registry) -> Result<(), String> {
         let Some(address) = self.config.metrics else { return Ok(()) };
         let router = health::metrics_router(Arc::new(registry));
         health::serve("metrics", address, router, self.closing.clone()).await
+    }
+
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    #[must_use]
+    pub fn readiness(&self) -> &Readiness {
+        &self.readiness
+    }
+
+    #[must_use]
+    pub fn clients(&self) -> &Clients {
+        &self.clients
     }
 
     /// Waits for SIGTERM or SIGINT, then leaves in order.

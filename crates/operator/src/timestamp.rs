@@ -31,7 +31,9 @@ pub const ROW: Row = Row {
     enabled: |config| config.timestamp.enabled,
     permissions: |_| vec![rule("", &["pods"], &["get", "list", "watch", "patch"], &[])],
     entries: |_, namespaces| vec![entry(namespaces.clone())],
+    crds: Vec::new,
     admission: |_| Some(Box::new(Stamper)),
+    objects: |_, _, _| Vec::new(),
     start,
 };
 

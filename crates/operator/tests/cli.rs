@@ -72,7 +72,10 @@ fn manifests_need_no_cluster_and_follow_the_configuration() {
     for part in ["kind: ClusterRole", "kind: MutatingWebhookConfiguration", "example/groundcrew:1", "namespace: ops"] {
         assert!(text.contains(part), "{part} is missing in:\n{text}");
     }
-    let off = groundcrew(&["manifests"], &[("GROUNDCREW_TIMESTAMP__ENABLED", "false")]);
+    let features = ["NODESTARTUP", "SIZING", "SPREAD", "TIMESTAMP", "WARMUP"];
+    let off = features.map(|feature| format!("GROUNDCREW_{feature}__ENABLED"));
+    let off: Vec<(&str, &str)> = off.iter().map(|name| (name.as_str(), "false")).collect();
+    let off = groundcrew(&["manifests"], &off);
     let off = String::from_utf8_lossy(&off.stdout).into_owned();
     assert!(!off.contains("kind: MutatingWebhookConfiguration") && !off.contains("- pods"), "{off}");
 }

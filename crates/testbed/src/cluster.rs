@@ -98,6 +98,14 @@ impl Cluster {
         self.write_kubeconfig(&unique(name), &Credentials::Token(&token))
     }
 
+    /// Writes credentials with a token that is at hand, such as one bound to a pod.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn kubeconfig_for_token(&self, name: &str, token: &str) -> anyhow::Result<PathBuf> {
+        self.write_kubeconfig(&unique(name), &Credentials::Token(token))
+    }
+
     fn write_kubeconfig(&self, file: &str, credentials: &Credentials<'_>) -> anyhow::Result<PathBuf> {
         let path = self.info.dir.join("users").join(format!("{file}.kubeconfig"));
         let server = format!("https://{}", self.info.api);

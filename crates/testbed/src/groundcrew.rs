@@ -22,10 +22,11 @@ const READY_DEADLINE: Duration = Duration::from_secs(60);
 /// A graceful end takes less than ten seconds by contract; a test that measures it must see a late end too.
 const EXIT_DEADLINE: Duration = Duration::from_secs(60);
 
-/// How `groundcrew run` is to be started.
+/// How groundcrew is to be started.
 #[derive(Debug)]
 pub struct GroundcrewBuilder<'a> {
     cluster: &'a Cluster,
+    command: &'static str,
     name: String,
     kubeconfig: PathBuf,
     webhook_port: Option<u16>,
@@ -36,6 +37,19 @@ pub struct GroundcrewBuilder<'a> {
 }
 
 impl GroundcrewBuilder<'_> {
+    /// Runs the agent of that node instead of the operator.
+    #[must_use]
+    pub fn agent(self, node: &str) -> Self {
+        self.command("agent").arg("--node-name").arg(node)
+    }
+
+    /// Another subcommand than `run`, which takes the same flags.
+    #[must_use]
+    pub fn command(mut self, name: &'static str) -> Self {
+        self.command = name;
+        self
+    }
+
     /// Names its log; a test with two replicas tells them apart by it.
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
@@ -120,7 +134,7 @@ impl GroundcrewBuilder<'_> {
         let log = dir.join(format!("{}.log", self.name));
         let output = std::fs::File::create(&log)?;
         let mut command = supervisor::leashed(&locate::groundcrew()?)?;
-        command.arg("run");
+        command.arg(self.command);
         command.arg("--kubeconfig").arg(&self.kubeconfig);
         command.arg("--webhook-url").arg(self.webhook_url.unwrap_or_else(|| format!("https://{webhook}")));
         command.arg("--webhook-port").arg(webhook.port().to_string());
@@ -155,6 +169,7 @@ impl Groundcrew {
     pub fn builder(cluster: &Cluster) -> GroundcrewBuilder<'_> {
         GroundcrewBuilder {
             cluster,
+            command: "run",
             name: "groundcrew".to_owned(),
             kubeconfig: cluster.kubeconfig().to_owned(),
             webhook_port: None,

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
-use kube::api::ObjectMeta;
+use kube::api::{Api, DynamicObject, ObjectMeta, PostParams};
+use kube::{Client, discovery};
+use serde_json::Value;
 
 /// The smallest legal pod.
 #[must_use]
@@ -43,4 +45,31 @@ impl PodExt for Pod {
         }
         self
     }
+}
+
+/// The documents of a YAML file.
+///
+/// # Errors
+/// It is not YAML.
+pub fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
+    let all: Vec<Value> = serde_saphyr::from_multiple(text)?;
+    Ok(all.into_iter().filter(|document| !document.is_null()).collect())
+}
+
+/// Creates an object of any kind that the API server knows.
+///
+/// # Errors
+/// The kind is unknown, or the API server refused.
+pub async fn create(client: &Client, object: Value) -> anyhow::Result<DynamicObject> {
+    let object: DynamicObject = serde_json::from_value(object)?;
+    let types = object.types.clone().unwrap_or_default();
+    let (group, version) = types.api_version.rsplit_once('/').unwrap_or(("", &types.api_version));
+    let kind = kube::core::GroupVersionKind::gvk(group, version, &types.kind);
+    let (resource, capabilities) = discovery::pinned_kind(client, &kind).await?;
+    let api: Api<DynamicObject> = match (&capabilities.scope, &object.metadata.namespace) {
+        (discovery::Scope::Namespaced, Some(namespace)) => Api::namespaced_with(client.clone(), namespace, &resource),
+        (discovery::Scope::Namespaced, None) => Api::default_namespaced_with(client.clone(), &resource),
+        (discovery::Scope::Cluster, _) => Api::all_with(client.clone(), &resource),
+    };
+    Ok(api.create(&PostParams::default(), &object).await?)
 }

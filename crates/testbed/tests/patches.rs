@@ -59,6 +59,8 @@ async fn serve(registry: &mut Registry, stop: CancellationToken) -> anyhow::Resu
     serving.swap(pair);
     let admission = Admission {
         features: vec![Box::new(Wrong)],
+        node_features: vec![],
+        validators: vec![],
         exempt_namespaces: vec![],
         metrics: admission::Metrics::register(registry),
         clock: Timestamp::now,

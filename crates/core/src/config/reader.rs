@@ -72,6 +72,10 @@ impl Override {
     /// `GROUNDCREW_WEBHOOK__PORT=9443`; other variables, such as those of a Service named groundcrew, are not ours.
     #[must_use]
     pub fn from_env(name: &str, text: &str) -> Option<Self> {
+        if let Some((path, text)) = seed_variable(name, text) {
+            let path = path.split('.').map(str::to_owned).collect();
+            return Some(Self { path, text: text.to_owned(), origin: Origin::Env(name.to_owned()) });
+        }
         let path = name.strip_prefix("GROUNDCREW_")?;
         if !path.contains("__") {
             return None;
@@ -84,6 +88,17 @@ impl Override {
     pub fn from_flag(path: &str, text: impl Into<String>, flag: &str) -> Self {
         let path = path.split('.').map(str::to_owned).collect();
         Self { path, text: text.into(), origin: Origin::Flag(flag.to_owned()) }
+    }
+}
+
+/// Variables that clusters set before groundcrew, with the values that counted there.
+fn seed_variable(name: &str, text: &str) -> Option<(&'static str, &'static str)> {
+    match (name, text) {
+        (_, "") => None,
+        ("STARTUP_WEBHOOK", "0") => Some(("nodeStartup.webhook", "false")),
+        ("STARTUP_BACKFILL", "1") => Some(("nodeStartup.backfill", "true")),
+        ("STARTUP_BACKFILL", _) => Some(("nodeStartup.backfill", "false")),
+        _ => None,
     }
 }
 

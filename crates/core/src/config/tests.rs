@@ -28,6 +28,11 @@ fn nothing_given_means_the_documented_defaults() {
     assert_eq!(config.metrics.map(|m| m.port()), Some(8080));
     assert_eq!(config.health.port(), 8081);
     assert!(config.timestamp.enabled);
+    assert!(config.sizing.enabled && config.sizing.resize);
+    assert_eq!((config.sizing.resizes_per_second, config.sizing.warn_share), (20, 50));
+    assert!(config.warmup.enabled);
+    assert_eq!((config.warmup.max_concurrent, config.warmup.max_rps), (10, 100));
+    assert_eq!(config.warmup.agent_timeout, Duration::from_secs(30));
 }
 
 #[test]
@@ -96,6 +101,8 @@ fn every_problem_is_listed_with_path_origin_and_hint() {
 #[case(json!({"webhook": {"url": "https://a:1/path"}}), "webhook.url")]
 #[case(json!({"webhook": {"certificates": {"leafLifetime": "48h", "caLifetime": "24h"}}}), "webhook.certificates.leafLifetime")]
 #[case(json!({"health": {"bindAddress": "0"}}), "health.bindAddress")]
+#[case(json!({"sizing": {"warnShare": 101}}), "sizing.warnShare")]
+#[case(json!({"sizing": {"resizesPerSecond": 0}}), "sizing.resizesPerSecond")]
 #[case(json!({"controller": {"namespaceSelector": {"matchLabel": {}}}}), "controller.namespaceSelector")]
 #[case(json!({"controller": {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}}), "controller.namespaceSelector")]
 fn a_bad_value_is_named_by_its_path(#[case] file: Value, #[case] path: &str) {

@@ -20,6 +20,8 @@ pub enum Outcome {
     Unreadable,
     /// A patch that failed its own check; allowed without it.
     UnsafePatch,
+    /// A feature was told to refuse such objects.
+    Refused,
     Panicked,
 }
 
@@ -31,6 +33,7 @@ impl Outcome {
             Outcome::Malformed => "malformed",
             Outcome::Unreadable => "unreadable",
             Outcome::UnsafePatch => "unsafe_patch",
+            Outcome::Refused => "refused",
             Outcome::Panicked => "panicked",
         }
     }

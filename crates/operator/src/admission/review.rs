@@ -106,41 +106,54 @@ impl<'a> Review<'a> {
         self.0.dry_run.unwrap_or(false)
     }
 
-    /// The object's bytes as received, if this is the creation of a pod and nothing else.
+    /// The object's bytes as received, if this is the creation of that kind of the core group and nothing else.
     #[must_use]
-    pub fn created_pod(&self) -> Option<&'a str> {
+    pub fn created(&self, wanted: &str) -> Option<&'a str> {
         let kind = self.0.kind.as_ref()?;
-        let is_pod = text(&kind.kind) == "Pod" && text(&kind.group).is_empty();
+        let is_wanted = text(&kind.kind) == wanted && text(&kind.group).is_empty();
         let creates = text(&self.0.operation) == "CREATE" && text(&self.0.sub_resource).is_empty();
         let object = self.0.object.map(RawValue::get).filter(|json| *json != "null")?;
-        (is_pod && creates).then_some(object)
+        (is_wanted && creates).then_some(object)
     }
 
     #[must_use]
     pub fn respond(&self, answer: Answer) -> Response {
-        let patch = answer.patch.map(|patch| STANDARD.encode(serde_json::to_vec(&patch).unwrap_or_default()));
-        let body = ReviewAnswer {
-            api_version: API_VERSION,
-            kind: KIND,
-            response: ResponseBody {
-                uid: self.uid(),
-                allowed: true,
-                patch_type: patch.is_some().then_some("JSONPatch"),
-                patch,
-                warnings: answer.warnings,
-            },
-        };
-        // Serialising strings and booleans cannot fail.
-        let json = serde_json::to_vec(&body).unwrap_or_default();
-        ([(CONTENT_TYPE, "application/json")], json).into_response()
+        respond(self.uid(), answer)
     }
 }
 
-/// What goes back; a pod is never refused.
+fn respond(uid: &str, answer: Answer) -> Response {
+    let patch = answer.patch.map(|patch| STANDARD.encode(serde_json::to_vec(&patch).unwrap_or_default()));
+    let body = ReviewAnswer {
+        api_version: API_VERSION,
+        kind: KIND,
+        response: ResponseBody {
+            uid,
+            allowed: answer.refusal.is_none(),
+            status: answer.refusal.map(|message| Status { message, code: 403, reason: "Forbidden" }),
+            patch_type: patch.is_some().then_some("JSONPatch"),
+            patch,
+            warnings: answer.warnings,
+        },
+    };
+    // Serialising strings and booleans cannot fail.
+    let json = serde_json::to_vec(&body).unwrap_or_default();
+    ([(CONTENT_TYPE, "application/json")], json).into_response()
+}
+
+/// The answer to JSON that asks nothing.
+#[must_use]
+pub fn allowed_without_request() -> Response {
+    respond("", Answer::allowed())
+}
+
+/// What goes back.
 #[derive(Debug, Default)]
 pub struct Answer {
     pub patch: Option<Patch>,
     pub warnings: Vec<String>,
+    /// Only ever set by validation.
+    pub refusal: Option<String>,
 }
 
 impl Answer {
@@ -171,9 +184,18 @@ struct ResponseBody<'a> {
     uid: &'a str,
     allowed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<Status>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     patch_type: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     patch: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Status {
+    message: String,
+    code: u16,
+    reason: &'static str,
 }

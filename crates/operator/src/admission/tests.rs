@@ -47,6 +47,8 @@ impl Bench {
         let metrics = Metrics::register(&mut registry);
         let admission = Admission {
             features,
+            node_features: Vec::new(),
+            validators: Vec::new(),
             exempt_namespaces: vec!["kube-system".to_owned()],
             metrics,
             clock: || NOW,

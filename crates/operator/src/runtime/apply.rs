@@ -59,10 +59,18 @@ pub enum Write {
         version: String,
         patch: Value,
     },
+    /// JSON merge patch of an object that is ours alone, where the last word counts.
+    Record(Value),
     /// JSON Patch; its own `test` operations say which state it was decided on.
     Json(JsonPatch),
+    /// JSON Patch of the `status` subresource; custom resources know no strategic merge.
+    JsonStatus(JsonPatch),
     /// Strategic merge of `status`, which keeps the conditions of others.
     Status(Value),
+    /// The same with metadata of its own, for what must be written together with the status.
+    StatusPatch(Value),
+    /// JSON merge patch of the `status` of a custom resource, which knows no strategic merge.
+    MergeStatus(Value),
     /// In-place resize of a pod.
     Resize(Value),
     /// Server-side apply of the fields we own.
@@ -82,8 +90,9 @@ impl Write {
     const fn name(&self) -> &'static str {
         match self {
             Write::Merge { .. } => "merge",
+            Write::Record(_) => "record",
             Write::Json(_) => "json_patch",
-            Write::Status(_) => "status",
+            Write::JsonStatus(_) | Write::Status(_) | Write::StatusPatch(_) | Write::MergeStatus(_) => "status",
             Write::Resize(_) => "resize",
             Write::Apply(_) => "apply",
             Write::Evict { .. } => "evict",
@@ -236,7 +245,7 @@ fn judge(write: &Write, status: Box<Status>) -> Result<Outcome, WriteError> {
         _ if is_another_object(&status) => Ok(Outcome::Gone),
         (409, _) => Ok(Outcome::Conflict),
         // Validation names its causes; a patch that does not apply, a failed `test` first of all, has none.
-        (422, Write::Json(_)) if causes(&status).next().is_none() => Ok(Outcome::Conflict),
+        (422, Write::Json(_) | Write::JsonStatus(_)) if causes(&status).next().is_none() => Ok(Outcome::Conflict),
         // Without this cause it is the API server itself that is busy.
         (429, Write::Evict { .. }) if causes(&status).any(|cause| cause.reason == "DisruptionBudget") => {
             let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
@@ -285,10 +294,22 @@ fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, Wri
             let guard = json!({"metadata": {"uid": uid, "resourceVersion": version}});
             address.patch(name, &params, &Patch::Merge(merged(patch.clone(), &guard)))
         }
+        Write::Record(patch) => address.patch(name, &params, &Patch::Merge(patch)),
         Write::Json(patch) => address.patch(name, &params, &Patch::<()>::Json(patch.clone())),
+        Write::JsonStatus(patch) => {
+            address.patch_subresource("status", name, &params, &Patch::<()>::Json(patch.clone()))
+        }
         Write::Status(status) => {
             let body = json!({"metadata": {"uid": uid}, "status": status});
             address.patch_subresource("status", name, &params, &Patch::Strategic(body))
+        }
+        Write::StatusPatch(patch) => {
+            let body = merged(patch.clone(), &json!({"metadata": {"uid": uid}}));
+            address.patch_subresource("status", name, &params, &Patch::Strategic(body))
+        }
+        Write::MergeStatus(status) => {
+            let body = json!({"metadata": {"uid": uid}, "status": status});
+            address.patch_subresource("status", name, &params, &Patch::Merge(body))
         }
         Write::Resize(spec) => {
             let body = json!({"metadata": {"uid": uid}, "spec": spec});

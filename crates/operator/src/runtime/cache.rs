@@ -66,6 +66,14 @@ impl<P> Cache<P> {
         })
     }
 
+    /// One that is filled already, for tests and replays.
+    #[must_use]
+    pub fn of(what: &'static str, objects: impl IntoIterator<Item = (Key, P)>) -> Arc<Self> {
+        let cache = Self::new(what);
+        cache.replace(objects.into_iter().map(|(key, object)| (key, Arc::new(object))).collect());
+        cache
+    }
+
     #[must_use]
     pub fn what(&self) -> &'static str {
         self.what

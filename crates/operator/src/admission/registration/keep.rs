@@ -40,7 +40,8 @@ pub(super) const RESYNC: Duration = Duration::from_secs(30);
 /// What to register, and where to remember it.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    pub entries: Vec<Entry>,
+    /// Features may change their part while the process runs.
+    pub entries: watch::Receiver<Vec<Entry>>,
     pub target: Target,
     /// The operator's own namespace and the name of the ConfigMap in it that remembers deletions.
     pub namespace: String,
@@ -136,6 +137,7 @@ impl Keeper {
                 Ok(()) = self.source.trust.changed() => {}
                 Ok(()) = self.source.confirmed.changed() => {}
                 Ok(()) = self.ready.changed() => {}
+                Ok(()) = self.settings.entries.changed() => {}
                 () = sleep(wait) => {}
             }
             if self.resynced.elapsed() >= RESYNC {
@@ -195,7 +197,7 @@ impl Keeper {
     }
 
     fn wanted(&self, trust: &Trust) -> Result<[Option<Value>; 2], Error> {
-        let desired = desired(&self.settings.entries, &self.settings.target, trust);
+        let desired = desired(&self.settings.entries.borrow(), &self.settings.target, trust);
         let mutating = desired.mutating.map(serde_json::to_value).transpose()?;
         let validating = desired.validating.map(serde_json::to_value).transpose()?;
         Ok([mutating, validating])

@@ -1,0 +1,107 @@
+use rstest::rstest;
+
+use super::*;
+use crate::node_startup::rule::{Invalid, refuse_shared_taints};
+use std::time::Duration;
+
+fn draft(name: &str) -> Draft {
+    Draft { name: name.to_owned(), all_daemon_sets: true, ..Draft::default() }
+}
+
+#[test]
+fn the_built_in_rule_is_the_seeds() {
+    let rules = built_in(&common());
+    assert_eq!(rules.rules[0].taint.to_string(), "startup.k8s.io/initializing=wait:NoSchedule");
+    assert_eq!(rules.rules.len(), 1);
+}
+
+#[test]
+fn a_rules_own_taint_is_one_the_autoscaler_knows() {
+    let (rule, _) = draft("gpu").compile();
+    assert_eq!(rule.taint.to_string(), "startup-taint.cluster-autoscaler.kubernetes.io/gpu=wait:NoSchedule");
+    let named = Draft {
+        taint_key: Some("example.com/x".to_owned()),
+        taint_value: Some("hold".to_owned()),
+        effect: Some(Effect::NoExecute),
+        ..draft("gpu")
+    };
+    assert_eq!(named.taint().to_string(), "example.com/x=hold:NoExecute");
+}
+
+#[rstest]
+#[case::nothing(Draft { all_daemon_sets: false, ..draft("r") }, "spec.evidence is empty")]
+#[case::hold(Draft { min_hold: Duration::from_secs(9), timeout: Some(Duration::from_secs(8)), ..draft("r") }, "spec.minHold")]
+#[case::expression(Draft { expression: Some("node.".to_owned()), ..draft("r") }, "spec.evidence.expression")]
+#[case::all_pods(Draft { init_pods: Some(LabelSelector::default()), ..draft("r") }, "say allDaemonSets")]
+#[case::selector(Draft { node_selector: misfit(), ..draft("r") }, "spec.nodeSelector")]
+#[case::pods(Draft { init_pods: Some(misfit()), ..draft("r") }, "spec.evidence.initPods")]
+fn a_rule_that_cannot_be_followed_says_why_and_taints_nobody(#[case] draft: Draft, #[case] reason: &str) {
+    let (rule, invalid) = draft.compile();
+    assert!(invalid.unwrap().to_string().contains(reason));
+    assert!(!rule.taints());
+}
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+fn misfit() -> LabelSelector {
+    serde_json::from_value(json!({"matchExpressions": [{"key": "a", "operator": "In"}]})).unwrap()
+}
+
+#[test]
+fn what_a_broken_rule_holds_stays_held_until_it_is_mended() {
+    let (rule, _) = Draft { expression: Some("nope".to_owned()), ..draft("r") }.compile();
+    let held = node("n").taint(&rule.taint.key, "wait", "NoSchedule");
+    let rules = Rules { rules: vec![rule], ..Rules::default() };
+    assert!(matches!(verdict(&rules, &held, &[], &[]).unmet(), [Unmet::RuleBroken { .. }]));
+}
+
+#[test]
+fn a_broken_rule_that_is_deleted_lets_go() {
+    let (rule, invalid) = Draft { all_daemon_sets: false, deleting: true, ..draft("r") }.compile();
+    let held = node("n").taint(&rule.taint.key, "wait", "NoSchedule");
+    assert_eq!(invalid, Some(Invalid::NoEvidence));
+    let rules = Rules { rules: vec![rule], ..Rules::default() };
+    assert_eq!(verdict(&rules, &held, &[], &[]), Verdict::Release(Released::RuleGone));
+}
+
+#[test]
+fn a_node_the_rule_no_longer_selects_is_let_go() {
+    let selector = serde_json::from_value(json!({"matchLabels": {"pool": "gpu"}})).unwrap();
+    let rules = custom(Draft { node_selector: selector, daemon_sets: vec![agent()], ..draft("gpu") });
+    let held = node("n").taint(&rules.rules[0].taint.key, "wait", "NoSchedule");
+    assert_eq!(verdict(&rules, &held, &[], &[]), Verdict::Release(Released::NotSelected));
+    assert!(verdict(&rules, &held.label("pool", "gpu"), &[], &[]).holds());
+}
+
+#[test]
+fn a_dry_rule_still_lets_go_of_what_it_held_before() {
+    let rules = custom(Draft { dry_run: true, ..draft("r") });
+    let held = node("n").taint(&rules.rules[0].taint.key, "wait", "NoSchedule");
+    assert_eq!(verdict(&rules, &held, &[], &[]), released());
+}
+
+#[test]
+fn two_rules_never_share_a_taint() {
+    let taint_key = Some(KEY.to_owned());
+    let mut rules = built_in(&common()).rules;
+    rules.push(Draft { taint_key: taint_key.clone(), ..draft("thief") }.compile().0);
+    rules.push(Draft { taint_key, effect: Some(Effect::NoExecute), ..draft("neighbour") }.compile().0);
+    let refused = refuse_shared_taints(&mut rules);
+    assert_eq!(refused, [("thief".to_owned(), Invalid::TaintTaken(KEY.to_owned()))]);
+    assert_eq!(rules.iter().map(Rule::taints).collect::<Vec<_>>(), [true, false, true]);
+}
+
+#[test]
+fn rules_release_independently_in_one_patch() {
+    let mut rules = built_in(&common());
+    rules.rules.push(Draft { daemon_sets: vec![agent()], all_daemon_sets: false, ..draft("gpu") }.compile().0);
+    let key = rules.rules[1].taint.key.clone();
+    let held = node("n").taint(&key, "wait", "NoSchedule");
+    let sets = [daemon_set("agent")];
+    let pods = [pod("agent").ready()];
+    let seen = Seen { node: &held, daemon_sets: &sets, pods: &pods, user_pods: false };
+    let patch = decide(&rules, &seen, at(60)).patch(&held, at(60)).unwrap();
+    let written = apply(&patch, &as_json(&held)).unwrap();
+    assert_eq!(written["spec"]["taints"].as_array().unwrap().len(), 1);
+    assert_eq!(written["metadata"]["annotations"][keys::STARTUP_COMPLETED_AT], "1763000060");
+}

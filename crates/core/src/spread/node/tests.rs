@@ -1,0 +1,94 @@
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn names() -> NodeLabels {
+    crate::config::load(Value::Null, vec![]).unwrap().node_labels
+}
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+#[rstest]
+#[case::configured(&[("karpenter.sh/capacity-type", "spot")], Class::Spot)]
+#[case::configured_on_demand(&[("karpenter.sh/capacity-type", "on-demand")], Class::OnDemand)]
+#[case::eks(&[("eks.amazonaws.com/capacityType", "SPOT")], Class::Spot)]
+#[case::eks_on_demand(&[("eks.amazonaws.com/capacityType", "ON_DEMAND")], Class::OnDemand)]
+#[case::gke(&[("cloud.google.com/gke-spot", "true")], Class::Spot)]
+#[case::gke_preemptible(&[("cloud.google.com/gke-preemptible", "true")], Class::Spot)]
+#[case::gke_new(&[("cloud.google.com/gke-provisioning", "spot")], Class::Spot)]
+#[case::aks(&[("kubernetes.azure.com/scalesetpriority", "spot")], Class::Spot)]
+#[case::unknown(&[("disk", "ssd")], Class::OnDemand)]
+#[case::configured_is_stronger(
+    &[("karpenter.sh/capacity-type", "on-demand"), ("cloud.google.com/gke-spot", "true")], Class::OnDemand)]
+fn labels_tell_the_class(#[case] pairs: &[(&str, &str)], #[case] class: Class) {
+    assert_eq!(class_of(&labels(pairs), &names()), class);
+}
+
+fn node(class: &str) -> Node {
+    Node {
+        name: "n".into(),
+        labels: labels(&[("karpenter.sh/capacity-type", class)]),
+        ready: true,
+        allocatable: Amount { cpu: 4000, memory: 1 << 33, pods: 10 },
+        ..Node::default()
+    }
+}
+
+fn needs(template: Value) -> Needs {
+    Needs::of(&serde_json::from_value(template).unwrap(), &names())
+}
+
+fn plain() -> Needs {
+    needs(json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": "1500m", "memory": "1Gi"}}}]}))
+}
+
+fn tainted(node: Node, key: &str) -> Node {
+    let taint = Taint { key: key.into(), value: String::new(), effect: "NoSchedule".into() };
+    Node { taints: vec![taint], ..node }
+}
+
+#[test]
+fn only_a_ready_node_of_the_class_with_room_takes_a_pod() {
+    let takes = |node: &Node, used| node.takes(&plain(), Class::Spot, used);
+    assert!(takes(&node("spot"), Amount::default()));
+    assert!(!takes(&node("on-demand"), Amount::default()));
+    assert!(!takes(&Node { ready: false, ..node("spot") }, Amount::default()));
+    assert!(!takes(&Node { unschedulable: true, ..node("spot") }, Amount::default()));
+    assert!(takes(&node("spot"), Amount { cpu: 2500, memory: 0, pods: 9 }));
+    assert!(!takes(&node("spot"), Amount { cpu: 2501, memory: 0, pods: 1 }));
+    assert!(!takes(&node("spot"), Amount { cpu: 0, memory: 0, pods: 10 }));
+}
+
+#[test]
+fn taints_need_a_toleration_and_those_of_leaving_nodes_cannot_be_tolerated() {
+    let tolerant = needs(json!({"containers": [], "tolerations": [{"operator": "Exists"}]}));
+    assert!(!tainted(node("spot"), "team").takes(&plain(), Class::Spot, Amount::default()));
+    assert!(tainted(node("spot"), "team").takes(&tolerant, Class::Spot, Amount::default()));
+    for key in LEAVING {
+        assert!(!tainted(node("spot"), key).takes(&tolerant, Class::Spot, Amount::default()), "{key}");
+    }
+}
+
+#[test]
+fn the_template_may_name_the_other_class_and_still_go_to_this_one() {
+    let pinned = needs(json!({"containers": [], "nodeSelector": {"karpenter.sh/capacity-type": "on-demand"}}));
+    assert!(node("spot").takes(&pinned, Class::Spot, Amount::default()));
+    let elsewhere = needs(json!({"containers": [], "nodeSelector": {"disk": "ssd"}}));
+    assert!(!node("spot").takes(&elsewhere, Class::Spot, Amount::default()));
+}
+
+#[test]
+fn a_pod_needs_its_containers_and_sidecars_or_its_largest_init_container() {
+    let cpu = |amount: &str| json!({"requests": {"cpu": amount}});
+    let needs = needs(json!({
+        "containers": [{"name": "a", "resources": cpu("1")}, {"name": "b", "resources": cpu("500m")}],
+        "initContainers": [
+            {"name": "side", "restartPolicy": "Always", "resources": cpu("250m")},
+            {"name": "init", "resources": cpu("1600m")},
+        ],
+    }));
+    assert_eq!(needs.amount, Amount { cpu: 1750, memory: 0, pods: 1 });
+}

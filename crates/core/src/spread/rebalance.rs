@@ -1,0 +1,371 @@
+//! Whether one pod should make way so that its replacement lands on the other class, and if not, why not.
+//!
+//! ```text
+//! spot dry? ─► stable? ─► last move judged ─► split right? ─► given up? ─► cooldown ─► window ─► candidate ─► node ─► budget ─► turn ─► Move
+//! ```
+//!
+//! Every "no" is a [`Why`]; the first that applies is the answer. `decide` is asked twice per move, on the caches and on
+//! what was read anew, and only a move that both name is made.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::memory::{Drought, Memory, fingerprint};
+use super::place::{Peer, reorder};
+use super::{Class, Kind, Rule, Split};
+
+mod why;
+pub use why::{Budgets, Unstable, Why};
+
+/// Times that the configuration sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub cooldown: Duration,
+    pub fallback_after: Duration,
+    pub return_after: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self { cooldown: seconds(10), fallback_after: seconds(60), return_after: seconds(600) }
+    }
+}
+
+/// A workload as its own object tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    pub kind: Kind,
+    pub ending: bool,
+    pub paused: bool,
+    pub generation: i64,
+    pub observed_generation: i64,
+    pub replicas: u32,
+    pub current: u32,
+    pub ready: u32,
+    pub updated: u32,
+    pub available: u32,
+    /// The ordinal of a StatefulSet's first pod.
+    pub first_ordinal: u32,
+}
+
+/// One pod of the workload; pods that ended are left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    pub name: String,
+    pub uid: String,
+    pub version: String,
+    /// Of the node it is bound to, or else the class it was given.
+    pub class: Class,
+    pub bound: bool,
+    pub ready: bool,
+    pub terminating: bool,
+    /// Its node is on its way out.
+    pub leaving: bool,
+    pub exempt: bool,
+    pub unschedulable_since: Option<Timestamp>,
+    pub rank: Option<u32>,
+    /// The user chose the deletion cost.
+    pub own_cost: bool,
+    pub ordinal: Option<u32>,
+    pub budgets: Budgets,
+}
+
+/// What the decision may look at.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    pub workload: &'a Workload,
+    pub pods: &'a [Pod],
+    pub memory: &'a Memory,
+    /// Whether the cluster's cap leaves room and nobody has waited longer.
+    pub turn: bool,
+}
+
+/// Which pod, and in which version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PodRef {
+    pub name: String,
+    pub uid: String,
+    pub version: String,
+}
+
+/// What should happen to the workload, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum Verdict {
+    /// Nothing, until something changes or `until` comes.
+    Rest { why: Why, until: Option<Timestamp> },
+    /// Only what is remembered changes.
+    Remember { why: Why, memory: Memory },
+    /// Remember, then evict; the replacement is admitted to the other class.
+    Move { pod: PodRef, from: Class, to: Class, memory: Memory },
+    /// A pod that waits for spot in vain makes way for one on on-demand.
+    Replace { pod: PodRef },
+    /// The order of removal is not that of the split.
+    Rank { pods: Vec<(PodRef, u32)> },
+}
+
+/// As long as it takes every admission replica to hear of a drought.
+const HEARD: Duration = Duration::from_secs(1);
+/// A move that did not help may have had bad luck; two had not.
+const FUTILE: u32 = 2;
+/// The wait before a return doubles up to this many times.
+const DOUBLINGS: u32 = 4;
+
+/// Decides for one workload. `takes` tells whether some node of a class would take its pods.
+pub fn decide(rule: &Rule, limits: Limits, seen: Seen<'_>, takes: impl Fn(Class) -> bool, now: Timestamp) -> Verdict {
+    let Seen { workload, pods, memory, .. } = seen;
+    if workload.ending || workload.replicas == 0 {
+        return forget(memory, Why::Nothing);
+    }
+    if let Some(verdict) = dry(limits, seen, &takes, now) {
+        return verdict;
+    }
+    if let Some(unstable) = unstable(workload, pods) {
+        return Verdict::Rest { why: Why::Unstable(unstable), until: overdue_at(limits, pods) };
+    }
+    if let Some(until) = memory.moved.map(|at| later(at, limits.cooldown)).filter(|until| now < *until) {
+        return Verdict::Rest { why: Why::Cooldown, until: Some(until) };
+    }
+    let live = live(pods);
+    let wanted = rule.split(workload.replicas);
+    let marks = marks(rule, seen);
+    let memory = judge(memory, excess(wanted, memory, live), &marks);
+    let allowed = capped(wanted, &memory);
+    let verdict = match Class::ALL.into_iter().find(|class| live.of(*class) > allowed.of(*class)) {
+        None => settled(rule, limits, seen, &takes, now, &memory, wanted),
+        Some(from) => step(rule, seen, &takes, now, &memory, from, live.of(from) - allowed.of(from)),
+    };
+    keep(seen.memory, memory, verdict)
+}
+
+/// What a move or a rest leaves to remember.
+fn keep(before: &Memory, after: Memory, verdict: Verdict) -> Verdict {
+    match verdict {
+        Verdict::Rest { why, .. } | Verdict::Remember { why, .. } if after != *before && !is_new(&verdict) => {
+            Verdict::Remember { why, memory: after }
+        }
+        other => other,
+    }
+}
+
+fn is_new(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Remember { .. })
+}
+
+fn forget(memory: &Memory, why: Why) -> Verdict {
+    if memory.is_empty() {
+        return Verdict::Rest { why, until: None };
+    }
+    Verdict::Remember { why, memory: Memory::default() }
+}
+
+/// The pods that will stay, by class.
+fn live(pods: &[Pod]) -> Split {
+    let mut split = Split::default();
+    pods.iter().filter(|p| !p.terminating && !p.leaving).for_each(|p| split.add(p.class));
+    split
+}
+
+fn capped(wanted: Split, memory: &Memory) -> Split {
+    let spot = wanted.spot.min(memory.spot_cap().unwrap_or(u32::MAX));
+    Split { spot, on_demand: wanted.total() - spot }
+}
+
+/// How many pods are on the wrong class.
+fn excess(wanted: Split, memory: &Memory, live: Split) -> u32 {
+    let allowed = capped(wanted, memory);
+    Class::ALL.iter().map(|c| live.of(*c).saturating_sub(allowed.of(*c))).sum()
+}
+
+fn later(at: Timestamp, by: Duration) -> Timestamp {
+    at.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
+fn unstable(workload: &Workload, pods: &[Pod]) -> Option<Unstable> {
+    let Workload { replicas, current, ready, updated, available, .. } = *workload;
+    let alive = pods.iter().filter(|p| !p.terminating).count();
+    if workload.paused {
+        Some(Unstable::Paused)
+    } else if workload.observed_generation < workload.generation {
+        Some(Unstable::Unobserved)
+    } else if updated != replicas || current != replicas {
+        Some(Unstable::Rollout)
+    } else if ready != replicas || available != replicas {
+        Some(Unstable::Unavailable)
+    } else if pods.iter().any(|p| p.terminating) || usize::try_from(replicas) != Ok(alive) {
+        Some(Unstable::Pods)
+    } else if pods.iter().any(|p| !p.ready || !p.bound) {
+        Some(Unstable::Unready)
+    } else {
+        None
+    }
+}
+
+/// Did the last move help? Without one there is nothing to judge.
+fn judge(memory: &Memory, excess: u32, marks: &str) -> Memory {
+    let mut judged = memory.clone();
+    if let Some(before) = judged.moving.take() {
+        judged.futile = if excess < before { 0 } else { judged.futile + 1 };
+        if judged.futile >= FUTILE {
+            judged.given_up = Some(marks.to_owned());
+        }
+    }
+    // Something changed: there is hope again.
+    if judged.given_up.as_deref().is_some_and(|given_up| given_up != marks) {
+        judged.given_up = None;
+        judged.futile = 0;
+    }
+    // The cooldown is over by the time anything is judged.
+    judged.moved = None;
+    judged
+}
+
+/// What would give hope after moves that did not help: another rule or size, or a pod that we admitted since.
+fn marks(rule: &Rule, seen: Seen<'_>) -> String {
+    let mut admitted: Vec<&str> = seen.pods.iter().filter(|p| p.rank.is_some()).map(|p| p.uid.as_str()).collect();
+    admitted.sort_unstable();
+    let size = format!("{} {}", seen.workload.generation, seen.workload.replicas);
+    let rule = rule.text();
+    fingerprint([rule.as_str(), size.as_str()].into_iter().chain(admitted))
+}
+
+/// One pod of `from` is to make way.
+fn step(
+    rule: &Rule,
+    seen: Seen<'_>,
+    takes: &impl Fn(Class) -> bool,
+    now: Timestamp,
+    memory: &Memory,
+    from: Class,
+    excess: u32,
+) -> Verdict {
+    let rest = |why| Verdict::Rest { why, until: None };
+    let to = from.other();
+    if memory.given_up.is_some() {
+        return rest(Why::NoProgress);
+    }
+    if let Some(crate::cron::Opening::Closed { opens }) = rule.window.as_ref().map(|w| w.at(now)) {
+        return Verdict::Rest { why: Why::Window, until: opens };
+    }
+    let candidates = candidates(rule, seen, from);
+    if candidates.is_empty() {
+        return rest(Why::Exempt);
+    }
+    if !takes(to) {
+        return rest(Why::NoNode(to));
+    }
+    let Some(pod) = candidates.iter().find(|pod| pod.budgets == Budgets::Allow) else {
+        let budgets = candidates.first().map(|pod| pod.budgets.clone()).unwrap_or_default();
+        return rest(Why::Budget(budgets));
+    };
+    if !seen.turn {
+        return rest(Why::Turn);
+    }
+    let memory = Memory { moved: Some(now), moving: Some(excess), ..memory.clone() };
+    Verdict::Move { pod: reference(pod), from, to, memory }
+}
+
+/// Pods whose replacement would be of the other class, best first.
+fn candidates<'a>(rule: &Rule, seen: Seen<'a>, from: Class) -> Vec<&'a Pod> {
+    let rank = |pod: &Pod| match (seen.workload.kind, pod.ordinal) {
+        (Kind::StatefulSet, Some(ordinal)) => ordinal.checked_sub(seen.workload.first_ordinal).map(|index| index + 1),
+        _ => pod.rank,
+    };
+    // A StatefulSet's replacement gets its class by ordinal, so only an ordinal of the other class is of use.
+    let helps = |pod: &&Pod| {
+        seen.workload.kind == Kind::Deployment || rank(pod).is_some_and(|r| rule.share.class_of(r) != from)
+    };
+    let movable = |p: &&Pod| p.class == from && !p.leaving && !p.exempt;
+    let mut candidates: Vec<&Pod> = seen.pods.iter().filter(movable).filter(helps).collect();
+    let last = |pod: &Pod| rank(pod).unwrap_or(u32::MAX);
+    candidates.sort_by(|a, b| last(b).cmp(&last(a)).then_with(|| a.name.cmp(&b.name)));
+    candidates
+}
+
+/// The split is what it may be: nothing to move, but perhaps a drought to end or ranks to mend.
+fn settled(
+    rule: &Rule,
+    limits: Limits,
+    seen: Seen<'_>,
+    takes: &impl Fn(Class) -> bool,
+    now: Timestamp,
+    memory: &Memory,
+    wanted: Split,
+) -> Verdict {
+    if let Some(drought) = memory.drought {
+        let spot = live(seen.pods).spot;
+        let with = |drought| Memory { drought, ..memory.clone() };
+        if spot >= wanted.spot || (drought.trial && spot >= drought.cap) {
+            return Verdict::Remember { why: Why::DroughtOver, memory: with(None) };
+        }
+        let again =
+            later(drought.since, limits.return_after * 2_u32.pow(drought.times.saturating_sub(1).min(DOUBLINGS)));
+        if drought.trial || now < again {
+            return Verdict::Rest { why: Why::Drought, until: (!drought.trial).then_some(again) };
+        }
+        if !takes(Class::Spot) {
+            return Verdict::Rest { why: Why::NoNode(Class::Spot), until: None };
+        }
+        let trial = Drought { cap: spot + 1, trial: true, ..drought };
+        return Verdict::Remember { why: Why::Return, memory: with(Some(trial)) };
+    }
+    let pods = match seen.workload.kind {
+        Kind::Deployment => misranked(rule, seen),
+        Kind::StatefulSet => Vec::new(),
+    };
+    if pods.is_empty() {
+        return Verdict::Rest { why: Why::Balanced, until: None };
+    }
+    Verdict::Rank { pods }
+}
+
+fn misranked(rule: &Rule, seen: Seen<'_>) -> Vec<(PodRef, u32)> {
+    if seen.pods.iter().any(|p| p.own_cost) {
+        return Vec::new();
+    }
+    let peers: Vec<Peer> = seen.pods.iter().map(|p| Peer { class: p.class, rank: p.rank }).collect();
+    let changes = reorder(rule.share, &peers);
+    changes.into_iter().filter_map(|(at, rank)| Some((reference(seen.pods.get(at)?), rank))).collect()
+}
+
+/// Pods wait for spot in vain.
+fn dry(limits: Limits, seen: Seen<'_>, takes: &impl Fn(Class) -> bool, now: Timestamp) -> Option<Verdict> {
+    let overdue = |p: &&Pod| waits_for_spot(p).is_some_and(|since| later(since, limits.fallback_after) <= now);
+    let last = |p: &&Pod| (p.ordinal.or(p.rank), p.name.clone());
+    let pod = seen.pods.iter().filter(overdue).max_by_key(last)?;
+    let rest = |why, until| Some(Verdict::Rest { why, until });
+    if !takes(Class::OnDemand) {
+        return rest(Why::NoNode(Class::OnDemand), None);
+    }
+    let known = seen.memory.drought.filter(|d| !d.trial);
+    let Some(drought) = known else {
+        let cap =
+            seen.pods.iter().filter(|p| p.class == Class::Spot && p.bound && !p.leaving && !p.terminating).count();
+        let times = seen.memory.drought.map_or(0, |d| d.times) + 1;
+        let drought = Drought { since: now, cap: u32::try_from(cap).unwrap_or(u32::MAX), times, trial: false };
+        let memory = Memory { drought: Some(drought), moving: None, ..seen.memory.clone() };
+        return Some(Verdict::Remember { why: Why::Dry, memory });
+    };
+    let heard = later(drought.since, HEARD);
+    if now < heard {
+        return rest(Why::Dry, Some(heard));
+    }
+    Some(Verdict::Replace { pod: reference(pod) })
+}
+
+fn waits_for_spot(pod: &Pod) -> Option<Timestamp> {
+    pod.unschedulable_since.filter(|_| pod.class == Class::Spot && !pod.bound && !pod.terminating && !pod.exempt)
+}
+
+fn overdue_at(limits: Limits, pods: &[Pod]) -> Option<Timestamp> {
+    pods.iter().filter_map(waits_for_spot).min().map(|since| later(since, limits.fallback_after))
+}
+
+fn reference(pod: &Pod) -> PodRef {
+    PodRef { name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
+}
+
+#[cfg(test)]
+mod tests;

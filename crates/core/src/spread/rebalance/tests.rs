@@ -1,0 +1,283 @@
+use proptest::prelude::*;
+use rstest::rstest;
+
+use super::super::split::Share;
+use super::*;
+use crate::cron::{Schedule, Window};
+
+const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
+
+fn rule(percentage: u8, floor: u32) -> Rule {
+    Rule { share: Share { percentage, floor }, window: None }
+}
+
+fn at(seconds: i64) -> Timestamp {
+    later(NOW, Duration::from_secs(u64::try_from(seconds).unwrap()))
+}
+
+/// A stable Deployment with so many pods on spot and on-demand.
+struct World {
+    workload: Workload,
+    pods: Vec<Pod>,
+    memory: Memory,
+    takes: bool,
+    turn: bool,
+}
+
+fn pod(name: usize, class: Class) -> Pod {
+    Pod {
+        name: format!("p{name:03}"),
+        uid: format!("u{name}"),
+        version: "1".into(),
+        class,
+        bound: true,
+        ready: true,
+        terminating: false,
+        leaving: false,
+        exempt: false,
+        unschedulable_since: None,
+        rank: None,
+        own_cost: true,
+        ordinal: None,
+        budgets: Budgets::Allow,
+    }
+}
+
+fn world(kind: Kind, spot: u32, on_demand: u32) -> World {
+    let replicas = spot + on_demand;
+    let classes = (0..replicas).map(|i| if i < spot { Class::Spot } else { Class::OnDemand });
+    let pods = classes.enumerate().map(|(i, class)| {
+        let ordinal = (kind == Kind::StatefulSet).then(|| u32::try_from(i).unwrap());
+        Pod { ordinal, ..pod(i, class) }
+    });
+    let workload = Workload {
+        kind,
+        ending: false,
+        paused: false,
+        generation: 1,
+        observed_generation: 1,
+        replicas,
+        current: replicas,
+        ready: replicas,
+        updated: replicas,
+        available: replicas,
+        first_ordinal: 0,
+    };
+    World { workload, pods: pods.collect(), memory: Memory::default(), takes: true, turn: true }
+}
+
+impl World {
+    fn decide(&self, rule: &Rule, now: Timestamp) -> Verdict {
+        let seen = Seen { workload: &self.workload, pods: &self.pods, memory: &self.memory, turn: self.turn };
+        decide(rule, Limits::default(), seen, |_| self.takes, now)
+    }
+
+    fn why(&self, rule: &Rule) -> Why {
+        match self.decide(rule, NOW) {
+            Verdict::Rest { why, .. } | Verdict::Remember { why, .. } => why,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn deployment(spot: u32, on_demand: u32) -> World {
+    world(Kind::Deployment, spot, on_demand)
+}
+
+#[test]
+fn an_exact_split_rests() {
+    assert_eq!(deployment(6, 4).why(&rule(60, 2)), Why::Balanced);
+}
+
+#[test]
+fn a_pod_of_the_class_with_too_many_makes_way() {
+    match deployment(9, 1).decide(&rule(60, 2), NOW) {
+        Verdict::Move { from: Class::Spot, to: Class::OnDemand, memory, .. } => {
+            assert_eq!((memory.moved, memory.moving), (Some(NOW), Some(3)));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+type Change = fn(&mut World);
+
+#[rstest]
+#[case::paused(|w: &mut World| w.workload.paused = true, Why::Unstable(Unstable::Paused))]
+#[case::unobserved(|w: &mut World| w.workload.generation = 2, Why::Unstable(Unstable::Unobserved))]
+#[case::rollout(|w: &mut World| w.workload.updated = 3, Why::Unstable(Unstable::Rollout))]
+#[case::surge(|w: &mut World| w.workload.current = 11, Why::Unstable(Unstable::Rollout))]
+#[case::scaled(|w: &mut World| w.workload.replicas = 11, Why::Unstable(Unstable::Rollout))]
+#[case::unready(|w: &mut World| w.workload.ready = 9, Why::Unstable(Unstable::Unavailable))]
+#[case::unavailable(|w: &mut World| w.workload.available = 9, Why::Unstable(Unstable::Unavailable))]
+#[case::terminating(|w: &mut World| w.pods[0].terminating = true, Why::Unstable(Unstable::Pods))]
+#[case::missing(|w: &mut World| { w.pods.pop(); }, Why::Unstable(Unstable::Pods))]
+#[case::status_is_ahead_of_the_pods(|w: &mut World| w.pods[3].ready = false, Why::Unstable(Unstable::Unready))]
+#[case::unbound(|w: &mut World| w.pods[3].bound = false, Why::Unstable(Unstable::Unready))]
+#[case::cooldown(|w: &mut World| w.memory.moved = Some(NOW - jiff::SignedDuration::from_secs(9)), Why::Cooldown)]
+#[case::exempt(|w: &mut World| w.pods.iter_mut().for_each(|p| p.exempt = true), Why::Exempt)]
+#[case::no_node(|w: &mut World| w.takes = false, Why::NoNode(Class::OnDemand))]
+#[case::budget(
+    |w: &mut World| w.pods.iter_mut().for_each(|p| p.budgets = Budgets::Deny("b".into())), Why::Budget(Budgets::Deny("b".into())))]
+#[case::turn(|w: &mut World| w.turn = false, Why::Turn)]
+#[case::deleted(|w: &mut World| w.workload.ending = true, Why::Nothing)]
+fn each_condition_alone_keeps_the_pod(#[case] change: Change, #[case] why: Why) {
+    let mut world = deployment(9, 1);
+    change(&mut world);
+    assert_eq!(world.why(&rule(60, 2)), why);
+}
+
+#[test]
+fn outside_its_window_a_workload_wakes_when_it_opens() {
+    let window = Window { schedule: Schedule::parse("0 2 * * *").unwrap(), duration: Duration::from_secs(60) };
+    let rule = Rule { window: Some(window), ..rule(60, 2) };
+    let opens: Timestamp = "2027-01-16T02:00:00Z".parse().unwrap();
+    assert_eq!(deployment(9, 1).decide(&rule, NOW), Verdict::Rest { why: Why::Window, until: Some(opens) });
+    assert!(matches!(deployment(9, 1).decide(&rule, opens), Verdict::Move { .. }));
+}
+
+#[test]
+fn a_pod_whose_budget_allows_it_goes_though_others_may_not() {
+    let mut world = deployment(9, 1);
+    world.pods.iter_mut().for_each(|p| p.budgets = Budgets::Several(vec!["a".into(), "b".into()]));
+    world.pods[4].budgets = Budgets::Allow;
+    assert!(matches!(world.decide(&rule(60, 2), NOW), Verdict::Move { pod, .. } if pod.name == "p004"));
+}
+
+#[test]
+fn pods_of_leaving_nodes_are_neither_counted_nor_moved() {
+    let mut world = deployment(7, 3);
+    world.pods[0].leaving = true;
+    assert_eq!(world.why(&rule(60, 2)), Why::Balanced);
+    world.pods.iter_mut().filter(|p| p.class == Class::OnDemand).for_each(|p| p.leaving = true);
+    assert_eq!(world.why(&rule(60, 4)), Why::Balanced);
+}
+
+#[test]
+fn a_stateful_set_moves_its_highest_ordinal_whose_slot_is_of_the_other_class() {
+    let world = world(Kind::StatefulSet, 0, 6);
+    // Slots: on-demand, spot, on-demand, spot, on-demand, spot.
+    assert!(matches!(world.decide(&rule(50, 0), NOW), Verdict::Move { pod, .. } if pod.name == "p005"));
+}
+
+#[test]
+fn ordinals_may_start_later() {
+    let mut world = world(Kind::StatefulSet, 0, 6);
+    world.workload.first_ordinal = 1;
+    world.pods.iter_mut().for_each(|p| p.ordinal = p.ordinal.map(|o| o + 1));
+    assert!(matches!(world.decide(&rule(50, 0), NOW), Verdict::Move { pod, .. } if pod.name == "p005"));
+}
+
+#[test]
+fn two_moves_that_do_not_help_are_the_last_until_something_changes() {
+    let rule = rule(60, 2);
+    let mut world = deployment(9, 1);
+    let mut now = NOW;
+    let mut moves = 0;
+    for _ in 0..20 {
+        now = later(now, Duration::from_secs(11));
+        match world.decide(&rule, now) {
+            // The replacement lands on the same class again, not admitted by us.
+            Verdict::Move { memory, .. } => (world.memory, moves) = (memory, moves + 1),
+            Verdict::Remember { memory, .. } => world.memory = memory,
+            Verdict::Rest { why, .. } => assert_eq!(why, Why::NoProgress),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(moves, 2);
+    world.workload.generation = 2;
+    world.workload.observed_generation = 2;
+    assert!(matches!(world.decide(&rule, now), Verdict::Move { .. }));
+}
+
+#[test]
+fn pods_that_wait_for_spot_in_vain_are_replaced_and_return_one_first() {
+    let rule = rule(100, 0);
+    let mut world = deployment(4, 0);
+    world.workload.ready = 3;
+    world.pods[3].bound = false;
+    world.pods[3].ready = false;
+    world.pods[3].unschedulable_since = Some(NOW);
+    assert_eq!(
+        world.decide(&rule, at(30)),
+        Verdict::Rest { why: Why::Unstable(Unstable::Unavailable), until: Some(at(60)) }
+    );
+    let Verdict::Remember { why: Why::Dry, memory } = world.decide(&rule, at(60)) else { panic!() };
+    assert_eq!(memory.drought, Some(Drought { since: at(60), cap: 3, times: 1, trial: false }));
+    world.memory = memory;
+    assert_eq!(world.decide(&rule, at(60)), Verdict::Rest { why: Why::Dry, until: Some(at(61)) });
+    assert!(matches!(world.decide(&rule, at(61)), Verdict::Replace { pod } if pod.name == "p003"));
+
+    world.pods[3] = pod(4, Class::OnDemand);
+    world.workload.ready = 4;
+    assert_eq!(world.decide(&rule, at(120)), Verdict::Rest { why: Why::Drought, until: Some(at(660)) });
+    let Verdict::Remember { why: Why::Return, memory } = world.decide(&rule, at(660)) else { panic!() };
+    world.memory = memory;
+    assert_eq!(world.memory.spot_cap(), Some(4));
+    let Verdict::Move { to: Class::Spot, memory, .. } = world.decide(&rule, at(661)) else { panic!() };
+    world.memory = memory;
+    world.pods[3] = pod(5, Class::Spot);
+    let Verdict::Remember { why: Why::DroughtOver, memory } = world.decide(&rule, at(700)) else { panic!() };
+    assert!(memory.is_empty(), "{memory:?}");
+}
+
+#[test]
+fn a_trial_that_fails_waits_twice_as_long() {
+    let rule = rule(100, 0);
+    let mut world = deployment(4, 0);
+    world.memory.drought = Some(Drought { since: NOW, cap: 4, times: 1, trial: true });
+    world.workload.ready = 3;
+    world.pods[3] = Pod { bound: false, ready: false, unschedulable_since: Some(at(600)), ..pod(9, Class::Spot) };
+    let Verdict::Remember { memory, .. } = world.decide(&rule, at(660)) else { panic!() };
+    world.memory = memory;
+    world.pods[3] = pod(10, Class::OnDemand);
+    world.workload.ready = 4;
+    assert_eq!(world.decide(&rule, at(700)), Verdict::Rest { why: Why::Drought, until: Some(at(660 + 1200)) });
+}
+
+#[test]
+fn ranks_are_mended_only_where_the_cost_is_ours() {
+    let mut world = deployment(2, 2);
+    assert_eq!(world.why(&rule(50, 0)), Why::Balanced);
+    world.pods.iter_mut().for_each(|p| p.own_cost = false);
+    let Verdict::Rank { pods } = world.decide(&rule(50, 0), NOW) else { panic!() };
+    assert_eq!(pods.len(), 4);
+}
+
+proptest! {
+    /// The replacement is admitted right: every start ends exact, after as many moves as pods were wrong.
+    #[test]
+    fn moving_ends_exact_and_never_lowers_the_floor(
+        percentage in 0u8..=100, floor in 0u32..20, spot in 0u32..20, on_demand in 0u32..20, stateful in any::<bool>(),
+    ) {
+        let rule = rule(percentage, floor);
+        let mut world = world(if stateful { Kind::StatefulSet } else { Kind::Deployment }, spot, on_demand);
+        let wanted = rule.split(spot + on_demand);
+        let wrong = live(&world.pods).spot.abs_diff(wanted.spot);
+        let mut now = NOW;
+        let mut moves = 0;
+        for _ in 0..100 {
+            now = later(now, Duration::from_secs(11));
+            match world.decide(&rule, now) {
+                Verdict::Move { pod: moved, from, memory, .. } => {
+                    moves += 1;
+                    world.memory = memory;
+                    if from == Class::OnDemand {
+                        prop_assert!(live(&world.pods).on_demand > floor.min(spot + on_demand));
+                    }
+                    let at = world.pods.iter().position(|p| p.name == moved.name).unwrap();
+                    world.pods[at].class = if stateful {
+                        rule.share.class_of(world.pods[at].ordinal.unwrap() + 1)
+                    } else {
+                        from.other()
+                    };
+                }
+                Verdict::Remember { memory, .. } => world.memory = memory,
+                Verdict::Rest { why, .. } => { prop_assert!(matches!(why, Why::Balanced | Why::Nothing)); break; }
+                other => panic!("{other:?}"),
+            }
+        }
+        prop_assert_eq!(moves, wrong);
+        prop_assert_eq!(live(&world.pods), wanted);
+        prop_assert!(world.memory.is_empty());
+    }
+}

@@ -1,0 +1,185 @@
+//! A pod is warm before it is Ready.
+//!
+//! ```text
+//!            containers ready      a place is free         requests end
+//! waiting ──────────────────► queued ─────────► running n ─────────────► done, failed open
+//!    ▲                           ▲                  │ nothing succeeded
+//!    │ a container restarted     │ backoff over     ▼ and a retry, or policy closed
+//!  stale ◄──── done              └─────────────── failed
+//! ```
+//!
+//! Where a pod stands is read from the pod alone: its condition, and the annotation that names the containers meant.
+//! So an agent, a leader or a kubelet that starts anew neither repeats nor forgets a warm-up.
+
+use std::net::SocketAddr;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+pub mod admission;
+pub mod backstop;
+pub mod converge;
+pub mod endpoint;
+pub mod facts;
+pub mod fair;
+pub mod outcome;
+mod port;
+pub mod rules;
+pub mod scenario;
+pub mod state;
+
+pub use facts::{Missing, Seen};
+use outcome::{Attempt, OnFailure, Outcome};
+use rules::Rules;
+use state::{Phase, Reason, State, Write};
+
+/// A crash repeats a warm-up; a second one means the warm-up may be what kills the agent.
+const MAX_STARTS: u32 = 2;
+
+/// What this agent already has in its queue or under way for the pod.
+#[derive(Clone, Copy, Debug)]
+pub struct InHand<'a> {
+    pub containers: &'a [String],
+    pub address: SocketAddr,
+}
+
+/// What should happen to the pod, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum Verdict {
+    Leave(Why),
+    /// The requests under way are for a pod or containers that are no more.
+    Cancel(Why),
+    /// The gate shuts at once: what was warm is gone.
+    Shut(Write),
+    Wait {
+        until: Timestamp,
+    },
+    /// Into the queue.
+    Warm(Box<Job>),
+    /// No request can be sent: the gate opens or stays shut as the policy says.
+    Conclude(Write),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Why {
+    NoGate,
+    Ending,
+    Done,
+    InHand,
+    NotReady(Missing),
+    ContainersChanged,
+    AddressChanged,
+    /// A condition that waits for someone to change the pod.
+    Said,
+}
+
+/// Everything an attempt needs, all of it checked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Job {
+    pub attempt: Attempt,
+    pub rules: Rules,
+    pub address: SocketAddr,
+}
+
+#[must_use]
+pub fn decide(seen: &Seen<'_>, in_hand: Option<InHand<'_>>, now: Timestamp, jitter: f64) -> Verdict {
+    if let Some(why) = not_ours(seen) {
+        return if in_hand.is_some() { Verdict::Cancel(why) } else { Verdict::Leave(why) };
+    }
+    if let Some(held) = in_hand {
+        return still_right(seen, held);
+    }
+    if seen.is_open() {
+        return opened(seen);
+    }
+    match seen.due() {
+        Ok(containers) => due(seen, containers, now, jitter),
+        Err(missing) => Verdict::Leave(Why::NotReady(missing)),
+    }
+}
+
+fn not_ours(seen: &Seen<'_>) -> Option<Why> {
+    if !seen.is_gated() {
+        return Some(Why::NoGate);
+    }
+    seen.is_ending().then_some(Why::Ending)
+}
+
+/// Readiness may flap under load; only other containers or another address end what is under way.
+fn still_right(seen: &Seen<'_>, held: InHand<'_>) -> Verdict {
+    if !seen.still_runs(held.containers) {
+        return Verdict::Cancel(Why::ContainersChanged);
+    }
+    if seen.address() != Some(held.address.ip()) {
+        return Verdict::Cancel(Why::AddressChanged);
+    }
+    Verdict::Leave(Why::InHand)
+}
+
+fn opened(seen: &Seen<'_>) -> Verdict {
+    let stale = match seen.state() {
+        Some(state) => !seen.still_runs(&state.containers),
+        // Opened by a predecessor that kept no record.
+        None => seen.condition().and_then(|c| c.last_transition_time).is_some_and(|at| seen.started_since(at)),
+    };
+    if !stale {
+        return Verdict::Leave(Why::Done);
+    }
+    let message = "a container was restarted and is cold again";
+    let none = State {
+        containers: Vec::new(),
+        phase: Phase::Queued,
+        attempt: 1,
+        starts: 0,
+        sent: 0,
+        succeeded: 0,
+        next: None,
+    };
+    Verdict::Shut(Write::new(Reason::WarmupStale, message, none))
+}
+
+fn due(seen: &Seen<'_>, containers: Vec<String>, now: Timestamp, jitter: f64) -> Verdict {
+    let known = seen.state().filter(|state| state.containers == containers);
+    let attempt = next_attempt(containers, known.as_ref());
+    let policy = rules::failure_policy(seen.annotations);
+    let rules = match Rules::read(seen.annotations, &seen.spec.containers) {
+        Ok(rules) => rules,
+        Err(problems) => return say(seen, attempt.impossible(&problems.to_string(), policy)),
+    };
+    if let Some(next) = known.as_ref().and_then(|state| state.next).filter(|next| *next > now) {
+        return Verdict::Wait { until: next };
+    }
+    let on_failure = OnFailure { policy, retries: rules.retries };
+    let unable = |why: &str| say(seen, attempt.ended(&Outcome::Unable(why.to_owned()), on_failure, now, jitter));
+    if attempt.starts > MAX_STARTS {
+        return unable("the agent stopped twice during this warm-up");
+    }
+    match seen.address() {
+        Some(ip) => {
+            let address = SocketAddr::new(ip, rules.port);
+            Verdict::Warm(Box::new(Job { attempt, rules, address }))
+        }
+        None => unable("the pod has no IP that can be used"),
+    }
+}
+
+/// Where the record of these containers leads next.
+fn next_attempt(containers: Vec<String>, known: Option<&State>) -> Attempt {
+    let fresh = Attempt { containers, number: 1, starts: 1, sent: 0, succeeded: 0 };
+    let Some(state) = known else { return fresh };
+    let same = Attempt { number: state.attempt, starts: state.starts.max(1), ..fresh };
+    match state.phase {
+        // The agent that wrote this is gone and nobody knows how many requests it sent.
+        Phase::Running => Attempt { starts: same.starts + 1, ..same },
+        Phase::Queued | Phase::HandedOver => Attempt { sent: state.sent, succeeded: state.succeeded, ..same },
+        Phase::Failed if state.next.is_some() => Attempt { number: state.attempt + 1, starts: 1, ..same },
+        Phase::Failed | Phase::Done => same,
+    }
+}
+
+fn say(seen: &Seen<'_>, write: Write) -> Verdict {
+    if write.is_known(seen) { Verdict::Leave(Why::Said) } else { Verdict::Conclude(write) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! Validation: the one place where an object can be refused, and only because a feature was told to.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request, StatusCode};
+use axum::response::{IntoResponse, Response};
+use groundcrew_core::feature::Feature;
+use tracing::{debug, error, info};
+
+use super::review::{Answer, Review};
+use super::{Admission, Outcome, body};
+
+/// A feature's part in validation.
+pub trait Validator: Send + Sync {
+    fn feature(&self) -> Feature;
+    /// The kind whose creation it judges.
+    fn kind(&self) -> &'static str;
+    fn validate(&self, object: &str) -> Result<(), Refusal>;
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Told to whoever made the request.
+    Denied(String),
+    /// Not ours to judge: allowed, with a warning.
+    Unreadable(String),
+}
+
+pub(super) async fn validate(State(admission): State<Arc<Admission>>, request: Request<Body>) -> Response {
+    let started = tokio::time::Instant::now();
+    let (outcome, response) = match body::read(request, &admission.limits).await {
+        Ok(bytes) => admission.answer_validation(&bytes),
+        Err(refusal) => (Outcome::Malformed, refusal.into_response()),
+    };
+    admission.metrics.record(outcome, started.elapsed());
+    response
+}
+
+impl Admission {
+    fn answer_validation(&self, bytes: &[u8]) -> (Outcome, Response) {
+        let review = match Review::parse(bytes) {
+            Ok(review) => review,
+            Err(malformed) => {
+                debug!(reason = %malformed, "malformed review");
+                return (Outcome::Malformed, (StatusCode::BAD_REQUEST, malformed.to_string()).into_response());
+            }
+        };
+        let (outcome, answer) = catch_unwind(AssertUnwindSafe(|| self.judge(&review))).unwrap_or_else(|_| {
+            error!("validation panicked; the object is allowed");
+            (Outcome::Panicked, Answer::allowed())
+        });
+        (outcome, review.respond(answer))
+    }
+
+    fn judge(&self, review: &Review<'_>) -> (Outcome, Answer) {
+        let mut answer = Answer::allowed();
+        let mut outcome = Outcome::Unchanged;
+        if self.exempt_namespaces.iter().any(|ns| ns == review.namespace()) {
+            return (outcome, answer);
+        }
+        for validator in &self.validators {
+            let Some(object) = review.created(validator.kind()) else { continue };
+            match validator.validate(object) {
+                Ok(()) => {}
+                Err(Refusal::Denied(why)) => {
+                    info!(feature = %validator.feature(), namespace = review.namespace(), why, "refused");
+                    return (Outcome::Refused, Answer { refusal: Some(why), ..answer });
+                }
+                Err(Refusal::Unreadable(e)) => {
+                    outcome = Outcome::Unreadable;
+                    self.metrics.warned(validator.feature(), 1);
+                    answer = answer.warn(format!("groundcrew: not judged, it could not be read: {e}"));
+                }
+            }
+        }
+        (outcome, answer)
+    }
+}

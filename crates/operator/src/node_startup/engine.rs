@@ -1,0 +1,239 @@
+//! Who taints new nodes: policies inside the API server, or our webhook. Never both, and no gap when it changes.
+//!
+//! ```text
+//! auto ──► are MutatingAdmissionPolicies served? ──yes──► apply policies, then drop the webhook entry
+//!                                                 ──no───► register the webhook entry, then remove policies
+//! ```
+//!
+//! A graceful stop leaves the policies: nodes are born tainted while nobody of us lives. The moment in which both are
+//! there is harmless, since whoever comes second finds the taint.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use groundcrew_core::config::Engine;
+use groundcrew_core::feature::Feature;
+use groundcrew_core::node_startup::policy;
+use groundcrew_core::node_startup::{Rule, Rules};
+use k8s_openapi::api::admissionregistration::v1::{MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding};
+use kube::api::{Api, DynamicObject, ListParams};
+use kube::core::discovery::ApiResource;
+use kube::{Client, Resource, ResourceExt};
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::metrics::Metrics;
+use super::{Shared, node_entry};
+use crate::admission::registration::Kind;
+use crate::run::Context;
+use crate::runtime::apply::{Outcome, Target, Write};
+
+/// How often to look whether the API server was upgraded, and whether the policies are as they should be.
+const LOOK: Duration = Duration::from_secs(30);
+/// After an error, and while the first answer is missing.
+const RETRY: Duration = Duration::from_secs(2);
+const CALL: Duration = Duration::from_secs(5);
+/// API servers learn of a new policy by watch; until all have, the webhook stays.
+const OVERLAP: Duration = Duration::from_secs(3);
+
+/// What is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Active {
+    Webhook,
+    Policy,
+    None,
+}
+
+impl Active {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Webhook => "webhook",
+            Self::Policy => "policy",
+            Self::None => "none",
+        }
+    }
+}
+
+pub(super) fn start(context: &Context, shared: &Arc<Shared>, metrics: Metrics) {
+    let (shared, context) = (Arc::clone(shared), context.clone());
+    context.tasks.clone().spawn(context.stopping.clone().run_until_cancelled_owned(async move {
+        let mut news = shared.version.subscribe();
+        let mut leader = context.leadership.watch();
+        let mut before = None;
+        loop {
+            let wait = match settle(&shared, &context, &mut before, &metrics).await {
+                Ok(()) => LOOK,
+                Err(error) => {
+                    warn!(error, "the tainting of new nodes is not set up yet, trying again");
+                    RETRY
+                }
+            };
+            tokio::select! {
+                Ok(()) = news.changed() => {}
+                Ok(()) = leader.changed() => {}
+                () = sleep(wait) => {}
+            }
+        }
+    }));
+}
+
+async fn settle(
+    shared: &Shared,
+    context: &Context,
+    before: &mut Option<Active>,
+    metrics: &Metrics,
+) -> Result<(), String> {
+    if !shared.rules_known() {
+        return Ok(());
+    }
+    let webhook = context.config.webhook.enabled;
+    let active = match context.config.node_startup.engine {
+        Engine::Policy => Active::Policy,
+        Engine::Webhook if webhook => Active::Webhook,
+        Engine::Auto if served(&context.clients.read).await? => Active::Policy,
+        Engine::Auto if webhook => Active::Webhook,
+        _ => Active::None,
+    };
+    if before.replace(active) != Some(active) {
+        info!(engine = active.name(), "new nodes are tainted by this engine");
+        metrics.engine(active.name());
+    }
+    let rules = shared.rules();
+    match active {
+        Active::Policy => {
+            let changed = context.leadership.is_leader() && keep(shared, context, &rules, true).await?;
+            if changed && has_node_entry(context) {
+                sleep(OVERLAP).await;
+            }
+            register(context, false);
+        }
+        Active::Webhook => {
+            if register(context, true) {
+                sleep(OVERLAP).await;
+            }
+            remove_where_served(shared, context, &rules).await?;
+        }
+        Active::None => {
+            register(context, false);
+            remove_where_served(shared, context, &rules).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn remove_where_served(shared: &Shared, context: &Context, rules: &Rules) -> Result<(), String> {
+    if context.leadership.is_leader() && served(&context.clients.read).await? {
+        keep(shared, context, rules, false).await?;
+    }
+    Ok(())
+}
+
+fn has_node_entry(context: &Context) -> bool {
+    context.entries.borrow().iter().any(|e| e.feature == Feature::NodeStartup.name() && e.kind == Kind::Mutating)
+}
+
+/// Adds or removes the node webhook; whether that changed anything.
+fn register(context: &Context, wanted: bool) -> bool {
+    if has_node_entry(context) == wanted {
+        return false;
+    }
+    context.entries.send_modify(|entries| {
+        entries.retain(|e| !(e.feature == Feature::NodeStartup.name() && e.kind == Kind::Mutating));
+        if wanted {
+            entries.push(node_entry(&context.config));
+        }
+    });
+    true
+}
+
+/// Whether the API server serves policies of the version we write.
+pub(super) async fn served(client: &Client) -> Result<bool, String> {
+    let asked = client.list_api_group_resources("admissionregistration.k8s.io/v1");
+    match timeout(CALL, asked).await {
+        Ok(Ok(list)) => Ok(list.resources.iter().any(|r| r.name == "mutatingadmissionpolicies")),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(false),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("no answer in time".to_owned()),
+    }
+}
+
+/// Makes policies and bindings what the rules ask for; whether anything was written.
+async fn keep(shared: &Shared, context: &Context, rules: &Rules, wanted: bool) -> Result<bool, String> {
+    let failure_policy = context.config.node_startup.failure_policy.name();
+    let tainting: Vec<&Rule> = rules.rules.iter().filter(|rule| wanted && rule.taints()).collect();
+    // While the guard is closed the policy stays and loses its binding: nothing is bound by it.
+    let open = |rule: &&&Rule| shared.guard(rule).is_open();
+    let policies: Vec<Value> = tainting.iter().map(|rule| policy::policy(rules, rule, failure_policy)).collect();
+    let bindings: Vec<Value> = tainting.iter().filter(open).map(|rule| policy::binding(rule)).collect();
+    let one = keep_kind::<MutatingAdmissionPolicy>(context, &policies).await?;
+    let two = keep_kind::<MutatingAdmissionPolicyBinding>(context, &bindings).await?;
+    Ok(one || two)
+}
+
+async fn keep_kind<K: Resource<DynamicType = ()>>(context: &Context, wanted: &[Value]) -> Result<bool, String> {
+    let live = owned::<K>(&context.clients.read).await?;
+    let mut written = false;
+    for object in wanted {
+        let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+        let same = live.iter().any(|l| {
+            l.name_any() == name
+                && l.data.get("spec").is_some_and(|spec| object.get("spec").is_some_and(|wanted| holds(spec, wanted)))
+        });
+        if !same {
+            let target = Target::of::<K>(None, name, "");
+            done(context.writer.write(Feature::NodeStartup, &target, &Write::Apply(object.clone())).await)?;
+            written = true;
+            debug!(name, "policy applied");
+        }
+    }
+    for object in live {
+        let name = object.name_any();
+        if wanted.iter().any(|w| w.pointer("/metadata/name").and_then(Value::as_str) == Some(&name)) {
+            continue;
+        }
+        let target = Target::of::<K>(None, &name, &object.uid().unwrap_or_default());
+        done(context.writer.write(Feature::NodeStartup, &target, &Write::Delete { version: None }).await)?;
+        written = true;
+        debug!(name, "policy removed");
+    }
+    Ok(written)
+}
+
+fn done(result: Result<Outcome, crate::runtime::apply::WriteError>) -> Result<(), String> {
+    match result {
+        Ok(Outcome::Done(_) | Outcome::Gone | Outcome::NotLeader) => Ok(()),
+        Ok(other) => Err(format!("{other:?}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The objects of ours that the API server has.
+pub(super) async fn owned<K: Resource<DynamicType = ()>>(client: &Client) -> Result<Vec<DynamicObject>, String> {
+    let resource = ApiResource::erase::<K>(&());
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    let [(by, owner), (of, feature)] = [policy::OWNED_BY, policy::FEATURE];
+    let labels = ListParams::default().labels(&format!("{by}={owner},{of}={feature}"));
+    match timeout(CALL, api.list(&labels)).await {
+        Ok(Ok(list)) => Ok(list.items),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("no answer in time".to_owned()),
+    }
+}
+
+/// Whether everything we want is there as we want it; what the server added is its own.
+fn holds(live: &Value, wanted: &Value) -> bool {
+    match (live, wanted) {
+        (Value::Object(live), Value::Object(wanted)) => {
+            wanted.iter().all(|(key, value)| live.get(key).is_some_and(|live| holds(live, value)) || is_empty(value))
+        }
+        (Value::Array(live), Value::Array(wanted)) => {
+            live.len() == wanted.len() && live.iter().zip(wanted).all(|(live, wanted)| holds(live, wanted))
+        }
+        _ => live == wanted,
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.as_object().is_some_and(serde_json::Map::is_empty)
+}

@@ -1,0 +1,176 @@
+//! Every few seconds one look at all nodes together: counts, blockers, and whether tainting must stop.
+//!
+//! Each replica does it from its own caches, since each may be asked by the API server whether to taint a node.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use groundcrew_core::keys;
+use groundcrew_core::node_startup::guard::{Guard, History, Outcome};
+use groundcrew_core::node_startup::report::{Blockers, Tally, outcome, would_hold};
+use groundcrew_core::node_startup::{NodeFacts, Rules, decide, held_since};
+use k8s_openapi::api::core::v1::ObjectReference;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::{info, warn};
+
+use super::metrics::Metrics;
+use super::{Shared, rules};
+use crate::run::Context;
+
+const EVERY: Duration = Duration::from_secs(2);
+
+pub(super) fn start(context: &Context, shared: &Arc<Shared>, metrics: Metrics) {
+    let (shared, context) = (Arc::clone(shared), context.clone());
+    context.tasks.clone().spawn(context.stopping.clone().run_until_cancelled_owned(async move {
+        let mut surveyor = Surveyor { shared, context, metrics, rules: HashMap::new() };
+        let mut ticks = interval(EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            surveyor.survey().await;
+        }
+    }));
+}
+
+/// What is remembered of one rule from look to look.
+#[derive(Debug, Default)]
+struct Memory {
+    history: History,
+    held: HashSet<String>,
+    overdue: HashSet<String>,
+    tally: Tally,
+}
+
+struct Surveyor {
+    shared: Arc<Shared>,
+    context: Context,
+    metrics: Metrics,
+    rules: HashMap<String, Memory>,
+}
+
+impl Surveyor {
+    async fn survey(&mut self) {
+        if !self.shared.rules_known() || !*self.shared.world.nodes.synced().borrow() {
+            return;
+        }
+        let rules = self.shared.rules();
+        self.rules.retain(|name, _| {
+            let kept = rules.rules.iter().any(|rule| rule.name == *name);
+            if !kept {
+                self.metrics.forget(name);
+            }
+            kept
+        });
+        let blockers = self.look(&rules);
+        self.metrics.blockers(&blockers);
+        self.judge(&rules);
+        let leads = self.context.leadership.is_leader();
+        if leads {
+            let tallies: Vec<(String, Tally)> =
+                self.rules.iter().map(|(name, memory)| (name.clone(), memory.tally)).collect();
+            rules::maintain(&self.shared, &self.context, &tallies).await;
+        }
+    }
+
+    /// Nodes that are held, were held at the last look, or were let go not long ago.
+    fn look(&mut self, rules: &Rules) -> Blockers {
+        let mut nodes: BTreeMap<String, Arc<NodeFacts>> = BTreeMap::new();
+        let dry = rules.rules.iter().any(|rule| rule.dry_run);
+        self.shared.world.nodes.for_each(|key, node| {
+            let held = node.taints.iter().any(|taint| rules.rules.iter().any(|rule| rule.taint.is(taint)));
+            let was_held = self.rules.values().any(|memory| memory.held.contains(&node.uid));
+            if held || was_held || dry || node.annotations.contains_key(keys::STARTUP_TIMED_OUT_AT) {
+                nodes.insert(key.name.clone(), Arc::clone(node));
+            }
+        });
+        let mut blockers = Blockers::default();
+        let now = (self.context.clock)();
+        let before: HashMap<String, HashSet<String>> =
+            self.rules.iter_mut().map(|(name, memory)| (name.clone(), std::mem::take(&mut memory.held))).collect();
+        self.rules.values_mut().for_each(|memory| memory.tally = Tally::default());
+        for node in nodes.values() {
+            let scene = self.shared.world.around(&node.name);
+            let seen = scene.seen(node);
+            for (rule, verdict) in decide(rules, &seen, now).verdicts {
+                let memory = self.rules.entry(rule.name.clone()).or_default();
+                memory.tally.count(&verdict);
+                memory.tally.would_hold += u32::from(would_hold(rules, rule, &seen));
+                blockers.count(&verdict, held_since(rule, node));
+                if verdict.holds() {
+                    memory.held.insert(node.uid.clone());
+                }
+                let released = !verdict.holds() && before.get(&rule.name).is_some_and(|held| held.contains(&node.uid));
+                let known = outcome(rules, rule, &seen, &verdict, now);
+                match known.or(released.then_some((Outcome::Ready, now))) {
+                    Some((Outcome::TimedOut, at)) => {
+                        memory.history.note(&node.uid, Outcome::TimedOut, at);
+                        if memory.overdue.insert(node.uid.clone()) {
+                            self.metrics.timed_out(&rule.name);
+                        }
+                    }
+                    Some((Outcome::Ready, at)) => memory.history.note(&node.uid, Outcome::Ready, at),
+                    None => {}
+                }
+            }
+        }
+        self.forget_the_gone();
+        blockers
+    }
+
+    /// Uids of nodes that are gone need not be known as overdue; the history keeps what it needs.
+    fn forget_the_gone(&mut self) {
+        let mut here: HashSet<String> = HashSet::new();
+        self.shared.world.nodes.for_each(|_, node| {
+            here.insert(node.uid.clone());
+        });
+        self.rules.values_mut().for_each(|memory| memory.overdue.retain(|uid| here.contains(uid)));
+    }
+
+    fn judge(&mut self, rules: &Rules) {
+        let now = (self.context.clock)();
+        let before = self.shared.guards.load_full();
+        let mut guards: HashMap<String, Guard> = HashMap::new();
+        for rule in &rules.rules {
+            let memory = self.rules.entry(rule.name.clone()).or_default();
+            let guard = memory.history.judge(&rules.guard, now);
+            self.metrics.rule(&rule.name, &memory.tally, guard.is_open());
+            match (before.get(&rule.name).copied().unwrap_or(Guard::Open), guard) {
+                (Guard::Open, Guard::Stopped { timed_out, of }) => {
+                    warn!(
+                        rule = rule.name,
+                        timed_out, of, "too many recent nodes timed out: new nodes are not tainted"
+                    );
+                    let note =
+                        format!("{}: {timed_out} of {of} recent nodes timed out; new ones are not held", rule.name);
+                    self.say("StartupTaintingStopped", note);
+                }
+                (Guard::Stopped { .. }, Guard::Open) => info!(rule = rule.name, "new nodes are tainted again"),
+                _ => {}
+            }
+            guards.insert(rule.name.clone(), guard);
+        }
+        let is_open = |guards: &HashMap<String, Guard>| -> BTreeMap<String, bool> {
+            guards.iter().map(|(name, guard)| (name.clone(), guard.is_open())).collect()
+        };
+        let news = is_open(&before) != is_open(&guards);
+        self.shared.guards.store(Arc::new(guards));
+        if news {
+            self.shared.news();
+        }
+    }
+
+    /// About all nodes at once, so on the operator's own namespace.
+    fn say(&self, reason: &'static str, note: String) {
+        if self.context.leadership.is_leader() {
+            let regarding = ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Namespace".to_owned()),
+                name: Some(self.context.namespace.clone()),
+                namespace: Some(self.context.namespace.clone()),
+                ..ObjectReference::default()
+            };
+            self.context.events.warning(regarding, reason, note);
+        }
+    }
+}

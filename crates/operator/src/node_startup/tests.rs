@@ -1,0 +1,160 @@
+//! The routes of `node_startup` without a socket or a cluster.
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use groundcrew_core::config::load;
+use http_body_util::BodyExt;
+use rstest::rstest;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::admission::Denier;
+use super::*;
+use crate::admission::{Admission, body, router};
+
+fn shared() -> Arc<Shared> {
+    Shared::new(&load(json!({"nodeStartup": {"enabled": true}}), vec![]).unwrap())
+}
+
+fn routes(shared: &Arc<Shared>) -> Router {
+    router(Arc::new(Admission {
+        features: Vec::new(),
+        node_features: vec![Arc::clone(shared) as _],
+        validators: vec![Box::new(Denier(Arc::clone(shared)))],
+        exempt_namespaces: vec!["kube-system".to_owned()],
+        metrics: crate::admission::Metrics::register(&mut Registry::default()),
+        clock: || jiff::Timestamp::constant(1_763_000_000, 0),
+        limits: body::Limits::default(),
+    }))
+}
+
+async fn post(path: &str, body: impl Into<Body>) -> (u16, Value) {
+    let request = Request::post(path).header("content-type", "application/json").body(body.into()).unwrap();
+    let response = routes(&shared()).oneshot(request).await.unwrap();
+    let status = response.status().as_u16();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&bytes).unwrap_or_default())
+}
+
+fn review(kind: &str, operation: &str, object: &Value) -> String {
+    json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u", "kind": {"group": "", "version": "v1", "kind": kind}, "operation": operation, "object": object,
+    }})
+    .to_string()
+}
+
+fn patch(answer: &Value) -> Option<Value> {
+    let text = answer.pointer("/response/patch")?.as_str()?;
+    serde_json::from_slice(&STANDARD.decode(text).unwrap()).unwrap()
+}
+
+fn taint() -> Value {
+    json!({"key": "startup.k8s.io/initializing", "value": "wait", "effect": "NoSchedule"})
+}
+
+#[rstest]
+#[case::no_taints("Node", "CREATE", json!({"metadata": {"name": "n"}, "spec": {}}),
+    Some(json!([{"op": "add", "path": "/spec/taints", "value": [taint()]}])))]
+#[case::some_taints("Node", "CREATE", json!({"metadata": {}, "spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}),
+    Some(json!([{"op": "add", "path": "/spec/taints/-", "value": taint()}])))]
+#[case::already_there("Node", "CREATE", json!({"metadata": {}, "spec": {"taints": [taint()]}}), None)]
+#[case::update("Node", "UPDATE", json!({"metadata": {}, "spec": {}}), None)]
+#[case::other_kind("Pod", "CREATE", json!({"metadata": {}, "spec": {}}), None)]
+#[case::system_pool("Node", "CREATE", json!({"metadata": {"labels": {"kubernetes.azure.com/mode": "system"}}, "spec": {}}), None)]
+#[case::unreadable("Node", "CREATE", json!({"metadata": 7, "spec": {}}), None)]
+#[tokio::test]
+async fn the_node_webhook_keeps_the_seeds_contract(
+    #[case] kind: &str,
+    #[case] operation: &str,
+    #[case] object: Value,
+    #[case] expected: Option<Value>,
+) {
+    let (status, answer) = post("/mutate-node", review(kind, operation, &object)).await;
+    assert_eq!(status, 200);
+    assert_eq!(answer["response"]["allowed"], true);
+    assert_eq!(answer["response"]["uid"], "u");
+    assert_eq!(patch(&answer), expected);
+}
+
+#[tokio::test]
+async fn json_that_asks_nothing_is_allowed_and_what_is_no_json_is_refused() {
+    let (status, answer) = post("/mutate-node", "{}").await;
+    assert_eq!((status, &answer["response"]["allowed"]), (200, &json!(true)));
+    for body in ["", "{", "not json", "[1", "\u{0}"] {
+        assert_eq!(post("/mutate-node", body).await.0, 400, "{body:?}");
+    }
+    assert_eq!(post("/mutate-node", vec![0xff, 0xfe]).await.0, 400);
+}
+
+#[tokio::test]
+async fn an_unreadable_node_is_allowed_with_a_warning() {
+    let (_, answer) = post("/mutate-node", review("Node", "CREATE", &json!({"metadata": 7}))).await;
+    assert!(answer["response"]["warnings"][0].as_str().unwrap().contains("could not be read"));
+}
+
+#[tokio::test]
+async fn a_pod_that_names_an_unknown_node_is_allowed() {
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"nodeName": "n"}});
+    let (status, answer) = post("/validate", review("Pod", "CREATE", &pod)).await;
+    assert_eq!((status, &answer["response"]["allowed"]), (200, &json!(true)));
+}
+
+#[test]
+fn auto_registers_no_webhook_before_it_knows_the_api_server() {
+    let config = |engine: &str, deny: bool| {
+        load(json!({"nodeStartup": {"enabled": true, "engine": engine, "denyUntolerated": deny}}), vec![]).unwrap()
+    };
+    let paths = |engine, deny| -> Vec<&str> {
+        entries(&config(engine, deny), &Namespaces::All).iter().map(|e| e.path).collect()
+    };
+    assert_eq!(paths("auto", false), Vec::<&str>::new());
+    assert_eq!(paths("webhook", false), ["/mutate-node"]);
+    assert_eq!(paths("policy", true), ["/validate"]);
+    assert_eq!(node_entry(&config("webhook", false)).failure_policy, FailurePolicy::Fail);
+}
+
+#[test]
+fn the_operator_tolerates_its_own_taint() {
+    let config = load(json!({"nodeStartup": {"enabled": true, "taintKey": "a.b/c"}}), vec![]).unwrap();
+    let keys: Vec<_> = tolerations(&config).into_iter().filter_map(|t| t.key).collect();
+    assert_eq!(keys, ["a.b/c"]);
+}
+
+#[test]
+fn pods_move_between_nodes_in_the_index_and_leave_nothing_behind() {
+    let by_node = ByNode::default();
+    let pod = Key { namespace: "a".to_owned(), name: "p".to_owned() };
+    assert_eq!(by_node.put(&pod, Some("n")), ["n"]);
+    assert_eq!(by_node.put(&pod, Some("n")), ["n"]);
+    assert_eq!(by_node.put(&pod, Some("m")), ["n", "m"]);
+    assert_eq!(by_node.put(&pod, None), ["m"]);
+    assert_eq!(by_node.put(&pod, None), Vec::<String>::new());
+}
+
+#[test]
+fn a_pod_is_read_down_to_what_decides() {
+    let read = |extra: Value| {
+        let mut pod = json!({
+            "metadata": {"name": "p", "namespace": "ns", "creationTimestamp": "2026-01-01T00:00:00Z",
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "du", "controller": true}]},
+            "spec": {"nodeName": "n", "containers": [{"name": "a"}, {"name": "b"}]},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [{"name": "a", "ready": true}, {"name": "b", "ready": true}]},
+        });
+        json_patch::merge(&mut pod, &extra);
+        gather::pod(serde_json::from_value(pod).unwrap(), true, &Interned::default())
+    };
+    let daemon = read(json!({})).unwrap().daemon.unwrap();
+    assert!(daemon.ready && !daemon.annotated && !daemon.ending);
+    assert_eq!((daemon.owner.as_str(), daemon.owner_uid.as_str()), ("d", "du"));
+    let unready =
+        json!({"status": {"containerStatuses": [{"name": "a", "ready": true}, {"name": "b", "ready": false}]}});
+    assert!(!read(unready).unwrap().daemon.unwrap().ready);
+    assert!(read(json!({"status": {"phase": "Failed"}})).unwrap().daemon.unwrap().ending);
+    assert!(read(json!({"metadata": {"ownerReferences": null}})).unwrap().daemon.is_none());
+    assert!(read(json!({"spec": {"nodeName": null}})).is_none());
+    assert!(read(json!({"metadata": {"ownerReferences": null, "namespace": "kube-system"}})).is_none());
+}

@@ -1,0 +1,361 @@
+//! Moves by the leader: decided on the caches, decided again on what was read anew, remembered, then made.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use groundcrew_core::feature::Feature;
+use groundcrew_core::keys;
+use groundcrew_core::spread::rebalance::{PodRef, Seen, decide};
+use groundcrew_core::spread::{Class, Kind, Memory, Rule, Verdict, Why, place};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use serde_json::json;
+use tokio::time::Instant;
+use tracing::{debug, info};
+
+use super::gather::Snapshot;
+use super::objects::WorkloadFacts;
+use super::turns::Turns;
+use super::{Shared, enforces, fresh, locked, untagged};
+use crate::run::Context;
+use crate::runtime::apply::{self, Outcome, Write, WriteError};
+use crate::runtime::cache::Key;
+use crate::runtime::queue::Next;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Read(#[from] fresh::Error),
+    #[error("the write {0}")]
+    Write(#[from] WriteError),
+    #[error("the pod keeps changing")]
+    Conflict,
+}
+
+/// Another look while others have their turn.
+const TURN: Duration = Duration::from_secs(1);
+/// After a refusal; doubles with each.
+const BLOCKED: Duration = Duration::from_secs(10);
+const BLOCKED_LONGEST: Duration = Duration::from_secs(300);
+
+#[derive(Debug)]
+pub struct Rebalancer {
+    context: Context,
+    shared: Arc<Shared>,
+    turns: Turns,
+    /// What was last said about a workload, so that only changes are.
+    said: Mutex<HashMap<Key, String>>,
+    refusals: Mutex<HashMap<Key, u32>>,
+}
+
+/// The workload one reconciliation is about.
+struct Subject<'a> {
+    tag: &'a Key,
+    kind: Kind,
+    key: Key,
+    facts: Arc<WorkloadFacts>,
+    rule: Rule,
+}
+
+impl Rebalancer {
+    #[must_use]
+    pub fn new(context: &Context) -> Self {
+        let config = &context.spread.config;
+        Self {
+            turns: Turns::new(config.max_moves, config.moves_per_second),
+            context: context.clone(),
+            shared: Arc::clone(&context.spread),
+            said: Mutex::default(),
+            refusals: Mutex::default(),
+        }
+    }
+
+    pub async fn reconcile(&self, tag: &Key) -> Result<Next, Error> {
+        let started = Instant::now();
+        let Some((kind, key)) = untagged(tag) else { return Ok(Next::Change) };
+        let Some(facts) = self.shared.workload(kind, &key) else {
+            self.shared.metrics.forget(kind, &key);
+            self.forget(tag).await?;
+            return Ok(Next::Change);
+        };
+        let rule = match self.shared.rule(&key.namespace, &facts) {
+            Ok(Some(rule)) => rule,
+            Ok(None) => return Ok(Next::Change),
+            Err(invalid) => {
+                self.say(tag, reference(kind, &key, &facts), "ConfigurationError", &invalid.to_string());
+                self.shared.metrics.reconciled(kind, "invalid", started.elapsed());
+                return Ok(Next::Change);
+            }
+        };
+        let subject = Subject { tag, kind, key, facts, rule };
+        let (result, next) = self.look(&subject).await?;
+        self.shared.metrics.reconciled(kind, result, started.elapsed());
+        Ok(next)
+    }
+
+    fn decide(&self, subject: &Subject<'_>, facts: &WorkloadFacts, snapshot: &Snapshot, turn: bool) -> Verdict {
+        let memory = self.shared.memories.get(&facts.uid);
+        let now = (self.context.clock)();
+        let seen = Seen { workload: &snapshot.workload, pods: &snapshot.pods, memory: &memory, turn };
+        decide(&subject.rule, self.shared.config.limits, seen, |class| self.shared.takes(facts, class, now), now)
+    }
+
+    async fn look(&self, subject: &Subject<'_>) -> Result<(&'static str, Next), Error> {
+        let snapshot = self.shared.snapshot(subject.kind, &subject.key, &subject.facts);
+        self.shared.metrics.replicas(subject.kind, &subject.key, snapshot.split());
+        let verdict = self.decide(subject, &subject.facts, &snapshot, false);
+        debug!(?verdict, "decided");
+        if !enforces(&self.shared.config) {
+            self.report(subject, &verdict);
+            return Ok((name(&verdict), self.next(subject, &verdict)));
+        }
+        match &verdict {
+            Verdict::Rest { why: Why::Turn, .. } => self.try_move(subject).await,
+            Verdict::Rest { why, .. } => {
+                self.rest(subject, why, &snapshot);
+                Ok((why.name(), self.next(subject, &verdict)))
+            }
+            Verdict::Remember { why, memory } => {
+                self.tell_memory(subject, why);
+                self.remember(subject, memory).await?;
+                // With that in mind the next look may find more to do.
+                Ok((why.name(), Next::After(Duration::from_millis(100))))
+            }
+            Verdict::Rank { pods } => {
+                self.rank(subject, pods).await?;
+                Ok(("ranked", Next::Change))
+            }
+            Verdict::Replace { .. } => self.replace(subject).await,
+            Verdict::Move { .. } => Ok(("moved", Next::After(TURN))),
+        }
+    }
+
+    /// A move is wanted: takes a turn, reads anew, and moves if the answer is still the same.
+    async fn try_move(&self, subject: &Subject<'_>) -> Result<(&'static str, Next), Error> {
+        let uid = &subject.facts.uid;
+        let now = (self.context.clock)();
+        if !self.turns.claim(subject.tag, self.shared.memories.in_flight(uid, now), now) {
+            return Ok((Why::Turn.name(), Next::After(TURN)));
+        }
+        let Some(fresh) = self.shared.read(&self.context, subject.kind, &subject.key, uid).await? else {
+            return Ok(("gone", Next::Change));
+        };
+        // The rule may have changed with the rest.
+        if self.shared.rule(&subject.key.namespace, &fresh.facts).ok().flatten().as_ref() != Some(&subject.rule) {
+            return Ok(("changed", Next::After(TURN)));
+        }
+        let verdict = self.decide(subject, &fresh.facts, &fresh.snapshot, true);
+        let Verdict::Move { pod, from, to, memory } = verdict else {
+            if let Verdict::Rest { why, .. } = &verdict {
+                self.rest(subject, why, &fresh.snapshot);
+            }
+            return Ok((name(&verdict), self.next(subject, &verdict)));
+        };
+        let before = self.shared.memories.get(uid);
+        if !matches!(self.remember(subject, &memory).await?, Outcome::Done(_)) || !fresh.is_fresh() {
+            return Ok(("too_late", Next::After(TURN)));
+        }
+        let outcome = self.evict(subject, &pod).await;
+        match &outcome {
+            Ok(Outcome::Done(_)) => {
+                let note = format!("Evicted pod {:?} from {from}: its replacement goes to {to}", pod.name);
+                self.said_now(subject.tag, "moving");
+                self.context.events.normal(self.reference(subject), "PodRescheduled", note);
+                info!(workload = %subject.key, pod = pod.name, %from, %to, "pod evicted");
+                locked(&self.refusals).remove(subject.tag);
+                Ok(("moved", Next::After(self.shared.config.limits.cooldown)))
+            }
+            // Whether it happened is unknown: the move stays remembered and is judged like one.
+            Err(Error::Write(WriteError::Timeout)) => outcome.map(|_| ("unknown", Next::Change)),
+            _ => {
+                self.remember(subject, &before).await?;
+                self.refused(subject, outcome?)
+            }
+        }
+    }
+
+    fn refused(&self, subject: &Subject<'_>, outcome: Outcome) -> Result<(&'static str, Next), Error> {
+        match outcome {
+            Outcome::Blocked { retry_after } => {
+                self.shared.metrics.blocked(&subject.key.namespace);
+                self.turns.step_aside(subject.tag);
+                let note = "a PodDisruptionBudget allows no disruption now";
+                self.say(subject.tag, self.reference(subject), "RebalanceBlocked", note);
+                Ok(("blocked_by_pdb", Next::After(self.backoff(subject.tag).max(retry_after.unwrap_or_default()))))
+            }
+            Outcome::Conflict => Err(Error::Conflict),
+            _ => Ok(("gone", Next::After(TURN))),
+        }
+    }
+
+    /// Pending pods hold nobody up: they go one after the other without a turn.
+    async fn replace(&self, subject: &Subject<'_>) -> Result<(&'static str, Next), Error> {
+        let fresh = self.shared.read(&self.context, subject.kind, &subject.key, &subject.facts.uid).await?;
+        let Some(fresh) = fresh else { return Ok(("gone", Next::Change)) };
+        let verdict = self.decide(subject, &fresh.facts, &fresh.snapshot, false);
+        let Verdict::Replace { pod } = verdict else { return Ok((name(&verdict), Next::After(TURN))) };
+        match self.evict(subject, &pod).await? {
+            Outcome::Done(_) => {
+                self.shared.metrics.fell_back(&subject.key.namespace);
+                info!(workload = %subject.key, pod = pod.name, "pod that found no spot capacity evicted");
+                Ok(("fallback", Next::After(TURN / 4)))
+            }
+            Outcome::Conflict => Err(Error::Conflict),
+            _ => Ok(("gone", Next::After(TURN))),
+        }
+    }
+
+    async fn evict(&self, subject: &Subject<'_>, pod: &PodRef) -> Result<Outcome, Error> {
+        let target = apply::pod(&subject.key.namespace, &pod.name, &pod.uid);
+        let write = Write::Evict { version: Some(pod.version.clone()), dry_run: false };
+        Ok(self.context.writer.write(Feature::Spread, &target, &write).await?)
+    }
+
+    async fn remember(&self, subject: &Subject<'_>, memory: &Memory) -> Result<Outcome, Error> {
+        Ok(self.shared.memories.write(&self.context, &subject.facts.uid, memory).await?)
+    }
+
+    async fn rank(&self, subject: &Subject<'_>, pods: &[(PodRef, u32)]) -> Result<(), Error> {
+        for (pod, rank) in pods {
+            let annotations = json!({
+                keys::SPREAD_RANK: rank.to_string(),
+                keys::DELETION_COST: place::deletion_cost(*rank).to_string(),
+            });
+            let patch = json!({"metadata": {"annotations": annotations}});
+            let write = Write::Merge { version: pod.version.clone(), patch };
+            let target = apply::pod(&subject.key.namespace, &pod.name, &pod.uid);
+            // A pod that changed comes back with its change.
+            self.context.writer.write(Feature::Spread, &target, &write).await?;
+        }
+        Ok(())
+    }
+
+    fn rest(&self, subject: &Subject<'_>, why: &Why, snapshot: &Snapshot) {
+        let reference = || self.reference(subject);
+        match why {
+            Why::Balanced => {
+                self.turns.leave(subject.tag);
+                locked(&self.refusals).remove(subject.tag);
+                let had_news = locked(&self.said).remove(subject.tag).is_some();
+                if had_news {
+                    let split = snapshot.split();
+                    let note = format!("The split is as asked: {} spot, {} on-demand", split.spot, split.on_demand);
+                    self.context.events.normal(reference(), "ReconciliationSuccess", note);
+                }
+            }
+            why if why.is_blocked() => {
+                self.turns.step_aside(subject.tag);
+                if let Why::Budget(_) = why {
+                    self.shared.metrics.blocked(&subject.key.namespace);
+                }
+                self.say(subject.tag, reference(), "RebalanceBlocked", &why.to_string());
+            }
+            _ => self.turns.step_aside(subject.tag),
+        }
+    }
+
+    fn tell_memory(&self, subject: &Subject<'_>, why: &Why) {
+        match why {
+            Why::Dry => self.say(subject.tag, self.reference(subject), "SpotFallback", &why.to_string()),
+            Why::NoProgress => self.say(subject.tag, self.reference(subject), "RebalanceBlocked", &why.to_string()),
+            Why::Return | Why::DroughtOver => info!(workload = %subject.key, "{why}"),
+            _ => {}
+        }
+    }
+
+    /// When to look again.
+    fn next(&self, subject: &Subject<'_>, verdict: &Verdict) -> Next {
+        let resync = self.context.config.controller.resync_period;
+        let Verdict::Rest { why, until } = verdict else { return Next::After(resync) };
+        if let Some(until) = until {
+            return Next::After(wait(*until, (self.context.clock)()));
+        }
+        match why {
+            Why::Nothing | Why::Balanced | Why::NoProgress => Next::Change,
+            Why::Budget(_) => Next::After(self.backoff(subject.tag)),
+            Why::Turn => Next::After(TURN),
+            _ => Next::After(resync),
+        }
+    }
+
+    fn backoff(&self, tag: &Key) -> Duration {
+        let mut refusals = locked(&self.refusals);
+        let count = refusals.entry(tag.clone()).or_default();
+        let wait = BLOCKED.saturating_mul(2_u32.saturating_pow((*count).min(10))).min(BLOCKED_LONGEST);
+        *count = count.saturating_add(1);
+        wait
+    }
+
+    /// Says it if it is news.
+    fn say(&self, tag: &Key, regarding: ObjectReference, reason: &'static str, note: &str) {
+        if self.said_now(tag, note) && enforces(&self.shared.config) {
+            self.context.events.warning(regarding, reason, note.to_owned());
+        }
+    }
+
+    fn said_now(&self, tag: &Key, note: &str) -> bool {
+        locked(&self.said).insert(tag.clone(), note.to_owned()).as_deref() != Some(note)
+    }
+
+    /// Observe mode: the decision in the log, once per change.
+    fn report(&self, subject: &Subject<'_>, verdict: &Verdict) {
+        let text = match verdict {
+            Verdict::Rest { why: Why::Turn, .. } => "would evict one pod".to_owned(),
+            Verdict::Rest { why, .. } | Verdict::Remember { why, .. } => why.to_string(),
+            Verdict::Move { pod, from, to, .. } => format!("would evict {} from {from} for {to}", pod.name),
+            Verdict::Replace { pod } => format!("would replace {} on {}", pod.name, Class::OnDemand),
+            Verdict::Rank { pods } => format!("would rank {} pods anew", pods.len()),
+        };
+        if self.said_now(subject.tag, &text) {
+            info!(workload = %subject.key, kind = subject.kind.name(), verdict = text, "observed");
+        }
+    }
+
+    fn reference(&self, subject: &Subject<'_>) -> ObjectReference {
+        reference(subject.kind, &subject.key, &subject.facts)
+    }
+
+    /// Forgets workloads that are gone.
+    async fn forget(&self, tag: &Key) -> Result<(), Error> {
+        self.turns.leave(tag);
+        locked(&self.said).remove(tag);
+        locked(&self.refusals).remove(tag);
+        let mut known = self.shared.memories.known();
+        if known.is_empty() || !enforces(&self.shared.config) {
+            return Ok(());
+        }
+        for cache in [&self.shared.deployments, &self.shared.stateful_sets] {
+            cache.for_each(|_, facts| known.retain(|uid| *uid != facts.uid));
+        }
+        for uid in known {
+            self.shared.memories.write(&self.context, &uid, &Memory::default()).await?;
+        }
+        Ok(())
+    }
+}
+
+fn wait(until: Timestamp, now: Timestamp) -> Duration {
+    // A little later rather than a little early: early would only look again.
+    Duration::try_from(until.duration_since(now)).unwrap_or_default() + Duration::from_millis(10)
+}
+
+fn name(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Rest { why, .. } | Verdict::Remember { why, .. } => why.name(),
+        Verdict::Move { .. } => "move",
+        Verdict::Replace { .. } => "fallback",
+        Verdict::Rank { .. } => "rank",
+    }
+}
+
+fn reference(kind: Kind, key: &Key, facts: &WorkloadFacts) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("apps/v1".to_owned()),
+        kind: Some(kind.name().to_owned()),
+        namespace: Some(key.namespace.clone()),
+        name: Some(key.name.clone()),
+        uid: Some(facts.uid.clone()),
+        ..ObjectReference::default()
+    }
+}

@@ -1,0 +1,262 @@
+//! What warm-up adds to an installation: the WarmupConfig kind, the agents, and the policies that confine them.
+
+use groundcrew_core::config::Config;
+use groundcrew_core::keys;
+use serde_json::{Value, json};
+
+use crate::manifests::{NAME, labels, meta, role, rule};
+
+/// The agents' account, role, DaemonSet and policies.
+pub const AGENT: &str = "groundcrew-agent";
+const POLICY_API: &str = "admissionregistration.k8s.io/v1";
+
+#[must_use]
+pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
+    let mut all = vec![
+        warmup_config(),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(AGENT, Some(namespace))}),
+    ];
+    all.extend(rights(namespace));
+    all.extend(policies(namespace));
+    all.push(daemon_set(config, namespace, image));
+    all
+}
+
+/// RBAC knows no nodes; the policies below narrow it to the agent's own.
+#[must_use]
+pub fn rights(namespace: &str) -> Vec<Value> {
+    let cluster = vec![
+        rule("", &["pods"], &["get", "list", "watch"], &[]),
+        rule("", &["pods/status"], &["patch"], &[]),
+        rule("kube-booster.io", &["warmupconfigs"], &["get"], &[]),
+        rule("events.k8s.io", &["events"], &["create", "patch"], &[]),
+    ];
+    let own = vec![rule("coordination.k8s.io", &["leases"], &["create", "get", "patch"], &[])];
+    let watch = vec![rule("coordination.k8s.io", &["leases"], &["get", "list", "watch"], &[])];
+    let mut all: Vec<Value> = role(AGENT, "ClusterRole", None, namespace, cluster).into();
+    all.extend(role(AGENT, "Role", Some(namespace), namespace, own));
+    // The operator follows the agents' leases.
+    all.push(json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+        "metadata": meta("groundcrew-agent-leases", Some(namespace)), "rules": watch,
+    }));
+    all.push(json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": meta("groundcrew-agent-leases", Some(namespace)),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "groundcrew-agent-leases"},
+        "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}],
+    }));
+    all
+}
+
+/// A stolen agent token is worth its own node's gates and nothing else.
+#[must_use]
+pub fn policies(namespace: &str) -> Vec<Value> {
+    let own_node = "'authentication.kubernetes.io/node-name' in request.userInfo.extra";
+    let node = "request.userInfo.extra['authentication.kubernetes.io/node-name'][0]";
+    let pods = vec![
+        validation(
+            &format!("{own_node} && has(oldObject.spec.nodeName) && oldObject.spec.nodeName == {node}"),
+            "an agent may only write pods of its own node",
+        ),
+        validation(&only_our_condition(), "an agent may only write its own condition"),
+        validation(&only_our_annotation(), "an agent may only write its own annotation"),
+    ];
+    let leases = vec![validation(
+        &format!("{own_node} && object.metadata.name == ('{AGENT}.' + {node})"),
+        "an agent may only write the lease of its own node",
+    )];
+    let mut all = policy("pods", namespace, ("", "pods/status", &["UPDATE"]), &pods);
+    all.extend(policy("leases", namespace, ("coordination.k8s.io", "leases", &["CREATE", "UPDATE"]), &leases));
+    all
+}
+
+fn validation(expression: &str, message: &str) -> Value {
+    json!({"expression": expression, "message": message, "reason": "Forbidden"})
+}
+
+/// Everything else in the status stays. Fields that this server does not know compare as absent on both sides.
+fn only_our_condition() -> String {
+    let others =
+        |of: &str| format!("{of}.status.?conditions.orValue([]).filter(c, c.type != '{}')", keys::WARMUP_READY);
+    let mut all = vec![format!("{} == {}", others("object"), others("oldObject"))];
+    let fields = [
+        "allocatedResources",
+        "containerStatuses",
+        "ephemeralContainerStatuses",
+        "extendedResourceClaimStatus",
+        "hostIP",
+        "hostIPs",
+        "initContainerStatuses",
+        "message",
+        "nominatedNodeName",
+        "observedGeneration",
+        "phase",
+        "podIP",
+        "podIPs",
+        "qosClass",
+        "reason",
+        "resize",
+        "resourceClaimStatuses",
+        "resources",
+        "startTime",
+    ];
+    all.extend(fields.iter().map(|field| format!("dyn(object.status).?{field} == dyn(oldObject.status).?{field}")));
+    all.join(" && ")
+}
+
+fn only_our_annotation() -> String {
+    let map = |of: &str| format!("{of}.metadata.?annotations.orValue({{}})");
+    let (new, old) = (map("object"), map("oldObject"));
+    let kept =
+        |a: &str, b: &str| format!("{a}.all(k, k == '{}' || (k in {b} && {a}[k] == {b}[k]))", keys::WARMUP_STATE);
+    let same = |field: &str| format!("object.metadata.?{field} == oldObject.metadata.?{field}");
+    [kept(&new, &old), kept(&old, &new), same("labels"), same("finalizers"), same("ownerReferences")].join(" && ")
+}
+
+fn policy(what: &str, namespace: &str, on: (&str, &str, &[&str]), validations: &[Value]) -> Vec<Value> {
+    let name = format!("{AGENT}-{what}");
+    let (group, resource, operations) = on;
+    vec![
+        json!({
+            "apiVersion": POLICY_API, "kind": "ValidatingAdmissionPolicy", "metadata": meta(&name, None),
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {"resourceRules": [{
+                    "apiGroups": [group], "apiVersions": ["v1"], "resources": [resource], "operations": operations,
+                }]},
+                "matchConditions": [{
+                    "name": "is-an-agent",
+                    "expression": format!("request.userInfo.username == 'system:serviceaccount:{namespace}:{AGENT}'"),
+                }],
+                "validations": validations,
+            },
+        }),
+        json!({
+            "apiVersion": POLICY_API, "kind": "ValidatingAdmissionPolicyBinding", "metadata": meta(&name, None),
+            "spec": {"policyName": name, "validationActions": ["Deny"]},
+        }),
+    ]
+}
+
+fn selector() -> Value {
+    json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/component": "agent"})
+}
+
+fn daemon_set(config: &Config, namespace: &str, image: &str) -> Value {
+    let probe = |path: &str| json!({"httpGet": {"path": path, "port": "health"}, "periodSeconds": 5});
+    let from_field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let warmup = &config.warmup;
+    let set = |name: &str, value: String| json!({"name": format!("GROUNDCREW_WARMUP__{name}"), "value": value});
+    let container = json!({
+        "name": "agent",
+        "image": image,
+        "args": ["agent"],
+        "env": [
+            from_field("NODE_NAME", "spec.nodeName"),
+            from_field("POD_NAMESPACE", "metadata.namespace"),
+            from_field("POD_NAME", "metadata.name"),
+            set("MAX_CONCURRENT", warmup.max_concurrent.to_string()),
+            set("MAX_RPS", warmup.max_rps.to_string()),
+            set("MAX_QUEUE_WAIT", groundcrew_core::duration::text(warmup.max_queue_wait)),
+            set("AGENT_TIMEOUT", groundcrew_core::duration::text(warmup.agent_timeout)),
+        ],
+        "ports": [
+            {"name": "metrics", "containerPort": config.metrics.map_or(8080, |m| m.port())},
+            {"name": "health", "containerPort": config.health.port()},
+        ],
+        "livenessProbe": probe("/livez"),
+        "readinessProbe": probe("/readyz"),
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
+        },
+    });
+    json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": meta(AGENT, Some(namespace)),
+        "spec": {
+            "selector": {"matchLabels": selector()},
+            "template": {
+                "metadata": {"labels": selector()},
+                "spec": {
+                    "serviceAccountName": AGENT,
+                    "priorityClassName": "system-node-critical",
+                    // A gate on a tainted node must be opened as well.
+                    "tolerations": [{"operator": "Exists"}],
+                    "securityContext": {
+                        "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532,
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                    "terminationGracePeriodSeconds": 20,
+                    "containers": [container],
+                },
+            },
+        },
+    })
+}
+
+/// The WarmupConfig kind.
+#[must_use]
+pub fn warmup_config() -> Value {
+    let text = |about: &str| json!({"type": "string", "description": about});
+    let request = json!({
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": {"type": "string", "minLength": 1},
+            "protocol": {"type": "string", "enum": ["http", "https", "h2c", "grpc"], "description": "Default: the pod's."},
+            "endpoint": {"type": "string", "maxLength": 8192, "description": "Path and query on the pod."},
+            "method": {"type": "string", "default": "GET", "pattern": "^[A-Za-z]+$"},
+            "headers": {"type": "object", "maxProperties": 50, "additionalProperties": {"type": "string"}},
+            "body": {"type": "string", "maxLength": 65536},
+            "grpcMethod": {"type": "string", "pattern": "^[A-Za-z0-9_.]+/[A-Za-z0-9_]+$"},
+            "grpcPayload": text("JSON, encoded by server reflection."),
+            "count": {"type": "integer", "minimum": 1, "maximum": 12000, "default": 1},
+            "extract": {
+                "type": "object", "description": "Variable to $.a.b in the last response body.",
+                "additionalProperties": {"type": "string", "pattern": r"^\$(\.[^.\[]+|\[[0-9]+\])*$"},
+            },
+            "expectedStatus": {"type": "integer", "minimum": 0, "maximum": 599, "default": 0},
+        },
+    });
+    let duration = |default: &str| json!({"type": "string", "default": default, "pattern": r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"});
+    let step = json!({
+        "type": "object",
+        "required": ["name", "requests"],
+        "properties": {
+            "name": {"type": "string", "minLength": 1},
+            "timeout": duration("30s"),
+            "requests": {"type": "array", "minItems": 1, "items": request},
+        },
+    });
+    let spec = json!({
+        "type": "object",
+        "required": ["steps"],
+        "properties": {"timeout": duration("120s"), "steps": {"type": "array", "minItems": 1, "items": step}},
+        "x-kubernetes-validations": [{
+            "rule": "!has(self.timeout) || (duration(self.timeout) > duration('0s') && duration(self.timeout) <= duration('5m'))",
+            "message": "timeout must be more than 0s and at most 5m",
+        }],
+    });
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "warmupconfigs.kube-booster.io", "labels": labels()},
+        "spec": {
+            "group": "kube-booster.io",
+            "scope": "Namespaced",
+            "names": {"kind": "WarmupConfig", "listKind": "WarmupConfigList", "plural": "warmupconfigs",
+                      "singular": "warmupconfig", "shortNames": ["wuc"]},
+            "versions": [{
+                "name": "v1alpha1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {
+                    "type": "object", "description": "Steps that warm a pod before it is Ready.",
+                    "required": ["spec"], "properties": {"spec": spec},
+                }},
+                "additionalPrinterColumns": [
+                    {"name": "Timeout", "type": "string", "jsonPath": ".spec.timeout"},
+                    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+                ],
+            }],
+        },
+    })
+}

@@ -1,0 +1,92 @@
+//! When a move is forbidden, futile or impossible.
+
+use super::*;
+
+const QUIET: Duration = Duration::from_secs(12);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_that_allows_nothing_stops_its_own_workload_only() -> anyhow::Result<()> {
+    let scene = scene(QUICK).await?;
+    scene.create(&budget("none", "held", 0)).await?;
+    for name in ["one", "two"] {
+        scene.create(&budget(name, "twice", 1)).await?;
+    }
+    for name in ["held", "twice", "free"] {
+        scene.create(&workload::<Deployment>("Deployment", name, 2, &[("spot-percentage", "0")])).await?;
+        scene.settles(name, (0, 2)).await?;
+    }
+    for name in ["held", "twice", "free"] {
+        scene.patch(name, json!({"metadata": {"annotations": {"spotalis.io/spot-percentage": "50"}}})).await?;
+    }
+    scene.settles("free", (1, 1)).await?;
+    tokio::time::sleep(QUIET).await;
+    let names: Vec<String> =
+        scene.evictions().await?.iter().filter_map(|e| e.object_ref.as_ref().map(|o| o.name.clone())).collect();
+    assert!(names.iter().all(|n| n.starts_with("free-")) && names.len() == 1, "{names:?}");
+    assert_eq!(scene.reasons().await?.get("RebalanceBlocked"), Some(&2), "one event per workload");
+    // Opened later, it goes on from there.
+    let open = Patch::Merge(json!({"spec": {"maxUnavailable": 1}}));
+    scene.namespace.api::<PodDisruptionBudget>().patch("none", &PatchParams::default(), &open).await?;
+    scene.settles("held", (1, 1)).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_spot_nodes_pods_go_to_on_demand_and_return_when_there_are_some() -> anyhow::Result<()> {
+    let scene = scene(QUICK).await?;
+    scene.cordon(true).await?;
+    scene.create(&workload::<Deployment>("Deployment", "web", 4, &[("spot-percentage", "50")])).await?;
+    scene.settles("web", (0, 4)).await.context("fallback")?;
+    assert!(scene.reasons().await?.contains_key("SpotFallback"));
+    scene.cordon(false).await?;
+    scene.settles("web", (2, 2)).await.context("return")?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_webhook_is_away_at_most_two_evictions_are_futile() -> anyhow::Result<()> {
+    use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+    let scene = scene(QUICK).await?;
+    let pinned = |mut d: Deployment| {
+        // Without admission replacements land on on-demand again.
+        let spec = d.spec.as_mut().and_then(|s| s.template.spec.as_mut()).expect("a template");
+        spec.node_selector = Some([("karpenter.sh/capacity-type".to_owned(), "on-demand".to_owned())].into());
+        d
+    };
+    scene.create(&pinned(workload("Deployment", "web", 4, &[("spot-percentage", "0")]))).await?;
+    scene.settles("web", (0, 4)).await?;
+    let hooks: Api<MutatingWebhookConfiguration> = Api::all(scene.cluster.client());
+    hooks.delete("groundcrew", &kube::api::DeleteParams::default()).await?;
+    // The API server hears of it a moment later.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    scene.patch("web", json!({"metadata": {"annotations": {"spotalis.io/spot-percentage": "100"}}})).await?;
+    tokio::time::sleep(2 * QUIET).await;
+    assert_eq!(scene.committed_evictions().await?, 2);
+    let reasons = scene.reasons().await?;
+    assert!(reasons.contains_key("RebalanceBlocked"), "{reasons:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn observing_writes_nothing() -> anyhow::Result<()> {
+    let scene = scene("spread: {mode: observe, cooldown: 1s}\n").await?;
+    scene.create(&workload::<Deployment>("Deployment", "web", 4, &[("spot-percentage", "100")])).await?;
+    let pods: Api<Pod> = scene.namespace.api();
+    let ready = |pods: &[&Pod]| pods.len() == 4 && pods.iter().all(|p| is_ready(p));
+    scene.cluster.wait_for_list(&pods, watcher::Config::default(), "four ready pods", SOON, ready).await?;
+    tokio::time::sleep(QUIET).await;
+    let events = scene.cluster.audit_events().await?;
+    let ours: Vec<_> = events
+        .iter()
+        .filter(|e| e.user_agent.starts_with("groundcrew/") && e.is_committed_write())
+        .filter(|e| e.is_about("pods", "") || e.is_about("pods", "eviction") || e.is_about("events", ""))
+        .filter(|e| e.object_ref.as_ref().is_some_and(|o| o.namespace == scene.namespace.name()))
+        .map(|e| &e.request_uri)
+        .collect();
+    assert!(ours.is_empty(), "{ours:?}");
+    for pod in pods.list(&ListParams::default()).await? {
+        assert_eq!(pod.spec.and_then(|s| s.node_selector), None);
+    }
+    assert!(scene.groundcrew.log()?.contains("observed"));
+    Ok(())
+}

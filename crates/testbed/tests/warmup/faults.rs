@@ -1,0 +1,180 @@
+//! Agents that die, roll and are late; bursts and storms.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use groundcrew_testbed::{Cluster, Groundcrew, Layer};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use serde_json::json;
+
+use crate::support::{NODE, QUICK, SOON, Server, add_node, agent, asking, gated, is_open, message, reason, up};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_leader_opens_the_gates_of_an_agent_that_is_gone() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    add_node(&cluster, NODE).await?;
+    let _operator = Groundcrew::builder(&cluster).config_yaml(QUICK).start().await?;
+    let mut agent = agent(&cluster, "agent").await?;
+    let namespace = cluster.namespace("gone").await?;
+    let pods: Api<Pod> = namespace.api();
+    let server = Server::start().await?;
+    up(&pods, asking("first", &server, &[("requests", "1"), ("duration", "1s")])).await?;
+    cluster.wait_for(&pods, "first", "warm", SOON, is_open).await?;
+    up(&pods, asking("under-way", &server, &[("requests", "60"), ("duration", "60s")])).await?;
+    server.wait_hits(3).await?;
+    agent.kill().await?;
+    let died = std::time::Instant::now();
+    up(&pods, asking("later", &server, &[("failure-policy", "closed")])).await?;
+    for name in ["under-way", "later"] {
+        let opened = cluster.wait_for(&pods, name, "gate open", SOON, is_open).await?;
+        assert_eq!(reason(&opened), "AgentUnavailable");
+        assert!(message(&opened).contains(" of node node-a has not been heard of since "), "{}", message(&opened));
+    }
+    assert!(died.elapsed() < Duration::from_secs(40), "{:?}", died.elapsed());
+    // The agent comes back and finds everything done.
+    let before = server.hits().len();
+    let back = crate::support::agent(&cluster, "back").await?;
+    back.wait_metric("groundcrew_leader 1", SOON).await?;
+    // The leader hears of it by its watch.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    up(&pods, asking("marker", &server, &[("requests", "1"), ("duration", "1s")])).await?;
+    cluster.wait_for(&pods, "marker", "warm", SOON, |p| reason(p) == "WarmupComplete").await?;
+    assert_eq!(server.hits().len(), before + 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_killed_at_any_request_costs_at_most_one_repetition() -> anyhow::Result<()> {
+    const N: usize = 8;
+    let cluster = Cluster::start(Layer::Api).await?;
+    add_node(&cluster, NODE).await?;
+    let mut first = agent(&cluster, "first").await?;
+    let namespace = cluster.namespace("killed").await?;
+    let pods: Api<Pod> = namespace.api();
+    // One pod per index: each is one request behind the one before when the agent dies.
+    let mut servers = Vec::new();
+    for i in 0..N {
+        let server = Server::start().await?;
+        up(&pods, asking(&format!("p{i}"), &server, &[("requests", "8"), ("duration", "16s")])).await?;
+        server.wait_hits(1).await?;
+        servers.push(server);
+        tokio::time::sleep(Duration::from_millis(1_700)).await;
+    }
+    first.kill().await?;
+    let counts: Vec<usize> = servers.iter().map(|server| server.hits().len()).collect();
+    assert!(counts.first() > counts.last(), "{counts:?}");
+    let _second = agent(&cluster, "second").await?;
+    let open = |pods: &[&Pod]| pods.len() == N && pods.iter().all(|p| is_open(p));
+    cluster.wait_for_list(&pods, watcher::Config::default(), "all open", 2 * SOON, open).await?;
+    let total: Vec<usize> = servers.iter().map(|server| server.hits().len()).collect();
+    assert!(total.iter().all(|hits| (N..=2 * N).contains(hits)), "{total:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rolled_agent_hands_over_and_no_request_is_repeated() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    add_node(&cluster, NODE).await?;
+    let mut old = agent(&cluster, "old").await?;
+    let namespace = cluster.namespace("roll").await?;
+    let pods: Api<Pod> = namespace.api();
+    let server = Server::start().await?;
+    up(&pods, asking("web", &server, &[("requests", "40"), ("duration", "8s")])).await?;
+    server.wait_hits(5).await?;
+    // Both are there for a while, as in a surge.
+    let _new = agent(&cluster, "new").await?;
+    server.wait_hits(10).await?;
+    let (status, took) = old.terminate().await?;
+    assert!(status.success() && took < Duration::from_secs(10), "{status} {took:?}");
+    let warm = cluster.wait_for(&pods, "web", "gate open", SOON, is_open).await?;
+    assert_eq!((reason(&warm), server.hits().len()), ("WarmupComplete", 40), "{}", message(&warm));
+    assert!(message(&warm).contains("/40 requests succeeded"), "{}", message(&warm));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hundred_pods_at_once_are_all_warmed_ten_at_a_time() -> anyhow::Result<()> {
+    const PODS: usize = 200;
+    let cluster = Cluster::start(Layer::Api).await?;
+    add_node(&cluster, NODE).await?;
+    let _agent = agent(&cluster, "agent").await?;
+    let (big, small) = (cluster.namespace("big").await?, cluster.namespace("small").await?);
+    let pods: Api<Pod> = big.api();
+    let servers = join_all((0..PODS).map(|_| Server::start())).await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    let settings = [("requests", "5"), ("duration", "1s")];
+    for (i, chunk) in servers.chunks(20).enumerate() {
+        let created = chunk.iter().enumerate().map(|(j, server)| {
+            let name = format!("p{}", i * 20 + j);
+            let pods = pods.clone();
+            async move { up(&pods, asking(&name, server, &settings)).await }
+        });
+        join_all(created).await.into_iter().collect::<anyhow::Result<()>>()?;
+    }
+    // A pod of another namespace is not behind them all.
+    let other = Server::start().await?;
+    up(&small.api(), asking("quick", &other, &settings)).await?;
+    let started = std::time::Instant::now();
+    cluster.wait_for(&small.api::<Pod>(), "quick", "warm", SOON, |p| reason(p) == "WarmupComplete").await?;
+    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
+
+    let warm = |pods: &[&Pod]| pods.len() == PODS && pods.iter().all(|p| reason(p) == "WarmupComplete");
+    cluster.wait_for_list(&pods, watcher::Config::default(), "all warm", 3 * SOON, warm).await?;
+    assert!(servers.iter().all(|server| server.hits().len() == 5));
+    let spans: Vec<_> = servers.iter().map(|s| (s.hits()[0].at, s.hits()[4].at)).collect();
+    let at_once = spans.iter().map(|(at, _)| spans.iter().filter(|(from, to)| from <= at && at <= to).count()).max();
+    assert!(at_once <= Some(10), "{at_once:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_other_writers_repeats_no_request_and_a_deleted_pod_gets_none() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    add_node(&cluster, NODE).await?;
+    let _agent = agent(&cluster, "agent").await?;
+    let namespace = cluster.namespace("storm").await?;
+    let pods: Api<Pod> = namespace.api();
+    let server = Server::start().await?;
+    let storm = tokio::spawn({
+        let pods = pods.clone();
+        async move {
+            for i in 0_u32.. {
+                let label = Patch::Merge(json!({"metadata": {"labels": {"storm": i.to_string()}}}));
+                let _ = pods.patch("web", &PatchParams::default(), &label).await;
+            }
+        }
+    });
+    up(&pods, asking("web", &server, &[("requests", "20"), ("duration", "2s")])).await?;
+    let warm = cluster.wait_for(&pods, "web", "gate open", SOON, is_open).await?;
+    storm.abort();
+    assert_eq!((reason(&warm), server.hits().len()), ("WarmupComplete", 20));
+
+    let leaving = Server::start().await?;
+    up(&pods, asking("leaving", &leaving, &[("requests", "100"), ("duration", "10s")])).await?;
+    leaving.wait_hits(5).await?;
+    pods.delete("leaving", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let seen = leaving.hits().len();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(leaving.hits().len(), seen);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uninstalling_leaves_no_gate_shut() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    add_node(&cluster, NODE).await?;
+    let namespace = cluster.namespace("last").await?;
+    let pods: Api<Pod> = namespace.api();
+    let server = Server::start().await?;
+    up(&pods, asking("ready", &server, &[])).await?;
+    pods.create(&PostParams::default(), &gated(asking("pending", &server, &[]))).await?;
+    let mut command = Groundcrew::builder(&cluster).command("open-gates").spawn()?;
+    assert!(command.wait_exit(SOON).await?.success(), "{}", command.log()?);
+    assert!(command.log()?.contains("2 gates opened"), "{}", command.log()?);
+    for name in ["ready", "pending"] {
+        assert_eq!(reason(&pods.get(name).await?), "AgentUnavailable");
+    }
+    Ok(())
+}
