@@ -28,7 +28,7 @@ use crate::admission::registration::Entry;
 use crate::admission::tls::ServingCert;
 use crate::admission::{self, Admission, registration, server};
 use crate::cli::Settings;
-use crate::health::{self, Readiness};
+use crate::health::{self, Check, Readiness};
 use crate::manifests::{CERTIFICATE_SECRET, DEFAULT_NAMESPACE, NAME, WEBHOOK_RECORD};
 use crate::runtime::apply::{self, Writer};
 use crate::runtime::cache::{Cache, Feed};
@@ -127,6 +127,7 @@ pub struct Process {
     stopping: CancellationToken,
     /// The sockets close here.
     closing: CancellationToken,
+    started: Check,
     telemetry: Telemetry,
 }
 
@@ -198,6 +199,7 @@ impl Process {
             prepare_namespace(&clients, &namespace).await;
         }
         let readiness = Readiness::default();
+        let started = readiness.check("startup");
         let closing = CancellationToken::new();
         health::serve("health", config.health, health::health_router(readiness.clone()), closing.clone()).await?;
         Ok(Self {
@@ -208,6 +210,7 @@ impl Process {
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
             closing,
+            started,
             telemetry,
         })
     }
@@ -306,10 +309,14 @@ impl Process {
         Ok(())
     }
 
+    /// The last step of a start: every metric is registered, and only now the process may be ready.
     pub async fn serve_metrics(&self, registry: Registry) -> Result<(), String> {
-        let Some(address) = self.config.metrics else { return Ok(()) };
-        let router = health::metrics_router(Arc::new(registry));
-        health::serve("metrics", address, router, self.closing.clone()).await
+        if let Some(address) = self.config.metrics {
+            let router = health::metrics_router(Arc::new(registry));
+            health::serve("metrics", address, router, self.closing.clone()).await?;
+        }
+        self.started.pass();
+        Ok(())
     }
 
     #[must_use]

@@ -13,7 +13,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 use prometheus_client::registry::Registry;
 
-use crate::admission::registration::{Entry, FailurePolicy, Kind, Namespaces, Rule};
+use crate::admission::registration::{Entry, Namespaces};
 use crate::admission::{Contribution, PodFeature, PodReview};
 use crate::features::Row;
 use crate::manifests::rule;
@@ -57,22 +57,7 @@ fn crds() -> Vec<CustomResourceDefinition> {
 fn entry() -> Entry {
     let owned = "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(o, \
                  o.kind == 'DaemonSet' && o.apiVersion == 'apps/v1' && has(o.controller) && o.controller)";
-    Entry {
-        feature: Feature::Sizing.name(),
-        kind: Kind::Mutating,
-        path: "/mutate-v1-pod",
-        rules: vec![Rule {
-            groups: vec![""],
-            versions: vec!["v1"],
-            resources: vec!["pods"],
-            operations: vec!["CREATE"],
-            scope: "Namespaced",
-        }],
-        condition: Some(owned.to_owned()),
-        namespaces: Namespaces::All,
-        objects: None,
-        failure_policy: FailurePolicy::Ignore,
-    }
+    Entry::pod_created(Feature::Sizing, owned, Namespaces::All)
 }
 
 /// One set of watches for admission and for what comes later.

@@ -19,7 +19,7 @@ use kube::api::Api;
 use kube::core::DeserializeGuard;
 use prometheus_client::registry::Registry;
 
-use crate::admission::registration::{Entry, FailurePolicy, Kind as EntryKind, Namespaces, Rule as EntryRule};
+use crate::admission::registration::{Entry, Namespaces};
 use crate::features::Row;
 use crate::manifests::{self, SPREAD_MEMORY};
 use crate::run::Context;
@@ -75,22 +75,7 @@ fn entry(namespaces: Namespaces) -> Entry {
     let condition = "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(o, \
                      has(o.controller) && o.controller && o.apiVersion.startsWith('apps/') && \
                      o.kind in ['ReplicaSet', 'StatefulSet'])";
-    Entry {
-        feature: Feature::Spread.name(),
-        kind: EntryKind::Mutating,
-        path: "/mutate-v1-pod",
-        rules: vec![EntryRule {
-            groups: vec![""],
-            versions: vec!["v1"],
-            resources: vec!["pods"],
-            operations: vec!["CREATE"],
-            scope: "Namespaced",
-        }],
-        condition: Some(condition.to_owned()),
-        namespaces,
-        objects: None,
-        failure_policy: FailurePolicy::Ignore,
-    }
+    Entry::pod_created(Feature::Spread, condition, namespaces)
 }
 
 /// What admission and the rebalancer look at together.

@@ -17,7 +17,7 @@ use serde_json::json;
 use tokio::time::timeout;
 use tracing::{debug, info};
 
-use crate::admission::registration::{Entry, FailurePolicy, Kind, Namespaces, Rule};
+use crate::admission::registration::{Entry, Namespaces};
 use crate::admission::{Contribution, PodFeature, PodReview};
 use crate::features::Row;
 use crate::manifests::rule;
@@ -38,22 +38,11 @@ pub const ROW: Row = Row {
 };
 
 fn entry(namespaces: Namespaces) -> Entry {
-    Entry {
-        feature: Feature::Timestamp.name(),
-        kind: Kind::Mutating,
-        path: "/mutate-v1-pod",
-        rules: vec![Rule {
-            groups: vec![""],
-            versions: vec!["v1"],
-            resources: vec!["pods"],
-            operations: vec!["CREATE"],
-            scope: "Namespaced",
-        }],
-        condition: Some("has(object.metadata.annotations) && 'addtime' in object.metadata.annotations".to_owned()),
+    Entry::pod_created(
+        Feature::Timestamp,
+        "has(object.metadata.annotations) && 'addtime' in object.metadata.annotations",
         namespaces,
-        objects: None,
-        failure_policy: FailurePolicy::Ignore,
-    }
+    )
 }
 
 /// Its part in pod admission.

@@ -18,7 +18,7 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use kube::api::ObjectMeta;
 use serde::Deserialize;
 
-use crate::admission::registration::{Entry, FailurePolicy, Kind, Namespaces, Rule};
+use crate::admission::registration::{Entry, Namespaces};
 use crate::admission::{Contribution, PodFeature, PodReview};
 use crate::features::Row;
 use crate::manifests::rule;
@@ -52,22 +52,7 @@ fn permissions(_: &Config) -> Vec<PolicyRule> {
 
 fn entry(namespaces: Namespaces) -> Entry {
     let annotated = format!("has(object.metadata.annotations) && '{}' in object.metadata.annotations", keys::WARMUP);
-    Entry {
-        feature: Feature::Warmup.name(),
-        kind: Kind::Mutating,
-        path: "/mutate-v1-pod",
-        rules: vec![Rule {
-            groups: vec![""],
-            versions: vec!["v1"],
-            resources: vec!["pods"],
-            operations: vec!["CREATE"],
-            scope: "Namespaced",
-        }],
-        condition: Some(annotated),
-        namespaces,
-        objects: None,
-        failure_policy: FailurePolicy::Ignore,
-    }
+    Entry::pod_created(Feature::Warmup, annotated, namespaces)
 }
 
 /// Its part in pod admission.

@@ -34,7 +34,10 @@ fn asking(name: &str) -> Pod {
 ///
 /// From a watch, not from the audit log: a write whose author was killed is committed, but audited without a success.
 #[derive(Clone, Default)]
-struct History(Arc<Mutex<BTreeMap<String, (Option<String>, usize)>>>);
+struct History(Arc<Mutex<Stamps>>);
+
+/// By pod: its last stamp, and how many it has had.
+type Stamps = BTreeMap<String, (Option<String>, usize)>;
 
 impl History {
     fn of(apis: &[&Api<Pod>]) -> Self {

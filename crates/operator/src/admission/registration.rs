@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use groundcrew_core::feature::Feature;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MutatingWebhook, MutatingWebhookConfiguration, RuleWithOperations, ServiceReference,
@@ -110,6 +111,27 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Pods that are created and fulfil `condition`; without us they are created all the same.
+    #[must_use]
+    pub fn pod_created(feature: Feature, condition: impl Into<String>, namespaces: Namespaces) -> Self {
+        Self {
+            feature: feature.name(),
+            kind: Kind::Mutating,
+            path: "/mutate-v1-pod",
+            rules: vec![Rule {
+                groups: vec![""],
+                versions: vec!["v1"],
+                resources: vec!["pods"],
+                operations: vec!["CREATE"],
+                scope: "Namespaced",
+            }],
+            condition: Some(condition.into()),
+            namespaces,
+            objects: None,
+            failure_policy: FailurePolicy::Ignore,
+        }
+    }
+
     pub fn name(&self) -> String {
         format!("{}{DOMAIN}", self.slug())
     }

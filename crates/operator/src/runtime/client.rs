@@ -147,11 +147,11 @@ mod tests {
 
     #[test]
     fn the_flag_wins_over_the_environment_and_the_pod() {
-        let env = [("KUBECONFIG", "/env"), ("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("HOME", "/root")];
+        let env = [("KUBECONFIG", "/env"), ("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("HOME", "/home/me")];
         assert_eq!(found(Some("/flag"), &env, true), Source::File("/flag".into()));
         assert_eq!(found(None, &env, true), Source::Environment("/env".into()));
         assert_eq!(found(None, &env[1..], true), Source::Pod);
-        assert_eq!(found(None, &env[2..], true), Source::Home("/root/.kube/config".into()));
+        assert_eq!(found(None, &env[2..], true), Source::Home("/home/me/.kube/config".into()));
         assert_eq!(found(None, &env[2..], false), Source::Nowhere);
         assert_eq!(found(None, &[("KUBECONFIG", "")], false), Source::Nowhere);
     }
