@@ -13,7 +13,7 @@
 use std::{
     future::{Future, poll_fn},
     pin::pin,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     task::Poll,
     time::Duration,
 };
@@ -42,6 +42,8 @@ pub(super) struct Shared {
     term: watch::Sender<Option<Term>>,
     leading: watch::Sender<bool>,
     permits: watch::Sender<usize>,
+    /// When a write was last given up without an answer.
+    unanswered: Mutex<Option<Instant>>,
     gauge: Gauge,
 }
 
@@ -70,6 +72,7 @@ impl Leadership {
             term: watch::Sender::new(None),
             leading: watch::Sender::new(always),
             permits: watch::Sender::new(0),
+            unanswered: Mutex::default(),
             gauge,
         }))
     }
@@ -99,7 +102,7 @@ impl Leadership {
             self.0.always || self.term().is_some_and(|term| now < term.leads_until && end <= term.writes_until);
         granted.then(|| {
             self.0.permits.send_modify(|count| *count += 1);
-            Permit { end, shared: Arc::clone(&self.0) }
+            Permit { end, under_way: false, shared: Arc::clone(&self.0) }
         })
     }
 
@@ -150,6 +153,12 @@ impl Leadership {
         let _ = timeout_at(limit, permits.wait_for(|count| *count == 0)).await;
     }
 
+    /// When a write was last given up without an answer. It may still be carried out: the server got the same
+    /// deadline, but counts from when it reads the request.
+    pub(super) fn unanswered(&self) -> Option<Instant> {
+        *self.0.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     #[cfg(test)]
     pub(super) fn permits(&self) -> usize {
         *self.0.permits.borrow()
@@ -160,6 +169,8 @@ impl Leadership {
 #[derive(Debug)]
 pub struct Permit {
     end: Instant,
+    /// Sent, and not answered yet.
+    under_way: bool,
     shared: Arc<Shared>,
 }
 
@@ -176,14 +187,17 @@ impl Permit {
 
     /// Drives the write, looking at the clock before each step: tokio's own timeout polls the future first, so a
     /// process that was stopped for a minute would still send.
-    pub async fn run<F: Future>(self, write: F) -> Result<F::Output, Expired> {
+    pub async fn run<F: Future>(mut self, write: F) -> Result<F::Output, Expired> {
         let mut write = pin!(write);
         let mut timer = pin!(sleep_until(self.end));
         poll_fn(|context| {
             if Instant::now() >= self.end || timer.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Err(Expired));
             }
-            write.as_mut().poll(context).map(Ok)
+            self.under_way = true;
+            let answer = write.as_mut().poll(context);
+            self.under_way = answer.is_pending();
+            answer.map(Ok)
         })
         .await
     }
@@ -191,6 +205,9 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        if self.under_way {
+            *self.shared.unanswered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
         self.shared.permits.send_modify(|count| *count -= 1);
     }
 }
@@ -239,6 +256,19 @@ mod tests {
         let result = permit.run(async { polled = true }).await;
         assert_eq!(result, Err(Expired));
         assert!(!polled);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_given_up_is_remembered_and_an_answered_one_is_not() {
+        let leadership = Leadership::always();
+        leadership.permit(S).unwrap().run(tokio::time::sleep(S / 2)).await.unwrap();
+        drop(leadership.permit(S));
+        assert_eq!(leadership.unanswered(), None);
+        leadership.permit(S).unwrap().run(std::future::pending::<()>()).await.unwrap_err();
+        assert_eq!(leadership.unanswered(), Some(Instant::now()));
+        let cancelled = leadership.permit(S).unwrap().run(std::future::pending::<()>());
+        tokio::time::timeout(S / 10, cancelled).await.unwrap_err();
+        assert_eq!(leadership.unanswered(), Some(Instant::now()));
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 //! ```text
 //!            t0 write starts                                   t0+10 s            t0+15 s
 //!  leader    ├───────── leads, may start writes ──────────────┤── last writes end ─┤
-//!  others        seen ├──────────── no change for 15 s ──────────────────────────────┤ may take over
+//!  others        seen ├──────────── no change for 10 s ─────────────┤ answered ├ 5 s ┤ may take over
 //! ```
 //!
 //! # Guarantees
@@ -21,11 +21,12 @@
 //!
 //! # Caveats
 //! - A request that is held up for long between us and the server and then delivered can still take effect. The server
-//!   drops what its sender has given up on, and after a silence nobody takes over for another five seconds.
+//!   drops what its sender has given up on, and nobody takes over within five seconds of its first sign of life.
 //! - A missing Lease is marked with our name and waited out as well, since its last holder may still lead. Ship
 //!   [`vacant`] with the manifests and the first leader of a fresh installation need not wait.
 
 mod record;
+mod settings;
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -40,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use record::vacant;
 use record::{Record, now};
+pub use settings::{LeaseSettings, identity};
 
 use super::leadership::{DEADLINE, Leadership, Term};
 
@@ -51,57 +53,14 @@ const CLAIMS: usize = 16;
 /// For giving the lease back at the end; SIGTERM leaves 10 s for everything.
 const RELEASE: Duration = Duration::from_secs(2);
 
-/// Where the lease is and how fast it turns.
-#[derive(Clone, Debug)]
-pub struct LeaseSettings {
-    pub namespace: String,
-    pub name: String,
-    /// Unique per process: a record with this name that we did not write is a stranger's.
-    pub identity: String,
-    /// Others take over after this long without a change.
-    pub duration: Duration,
-    /// The leader stops this long after the start of its last confirmed write.
-    pub step_down: Duration,
-    pub renew_every: Duration,
-    /// How often a waiting candidate looks: the delay of a graceful takeover.
-    pub poll_every: Duration,
-    pub call_timeout: Duration,
-    /// For jitter.
-    pub seed: u64,
-}
-
-impl LeaseSettings {
-    #[must_use]
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>, identity: impl Into<String>) -> Self {
-        Self {
-            namespace: namespace.into(),
-            name: name.into(),
-            identity: identity.into(),
-            duration: Duration::from_secs(15),
-            step_down: Duration::from_secs(10),
-            renew_every: Duration::from_secs(2),
-            poll_every: Duration::from_millis(500),
-            call_timeout: Duration::from_secs(3),
-            seed: fastrand::u64(..),
-        }
-    }
-}
-
-/// Pod name or host name, with a suffix so that a restarted container is somebody else.
-#[must_use]
-pub fn identity() -> String {
-    let named =
-        ["POD_NAME", "HOSTNAME"].into_iter().find_map(|name| std::env::var(name).ok().filter(|v| !v.is_empty()));
-    let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|name| name.trim().to_owned());
-    let suffix: String = std::iter::repeat_with(|| fastrand::char('a'..='z')).take(6).collect();
-    format!("{}_{suffix}", named.or_else(host).unwrap_or_else(|| "groundcrew".to_owned()))
-}
-
 /// What was last seen on the server, and since when it has looked like that.
 #[derive(Debug)]
 struct Sight {
     record: Option<Record>,
     since: Instant,
+    /// When the first look that began after the holder's last possible write was answered. A server that was stuck
+    /// until then has that write in hand now, and five seconds for it.
+    last_call: Option<Instant>,
 }
 
 /// What may be done about the record that is stored.
@@ -133,16 +92,14 @@ pub struct Elector {
     leadership: Leadership,
     random: fastrand::Rng,
     sight: Option<Sight>,
-    /// When the server last answered.
-    answered: Option<Instant>,
-    /// After a time without an answer nothing is taken over before this.
-    not_before: Instant,
     /// Whether a held record was ever seen; after that an empty one is no fresh installation.
     seen_held: bool,
     /// Our writes since the last confirmed one: any of them may be what is stored now.
     claims: VecDeque<Record>,
     /// The resourceVersion of our confirmed claim.
     held: Option<String>,
+    /// The write given up last, and the first answer to a call that began after it.
+    settled: Option<(Instant, Instant)>,
     failing: bool,
 }
 
@@ -156,8 +113,7 @@ impl Elector {
             settings,
             leadership: leadership.clone(),
             sight: None,
-            answered: None,
-            not_before: Instant::now(),
+            settled: None,
             seen_held: false,
             claims: VecDeque::new(),
             held: None,
@@ -202,19 +158,20 @@ impl Elector {
 
     async fn look(&mut self) -> Duration {
         let retry = self.jitter(self.settings.poll_every);
+        let began = Instant::now();
         let lease = match timeout(self.settings.call_timeout, self.read()).await {
             Ok(Ok(lease)) => lease,
             Ok(Err(error)) => return self.failed("read", &error, retry),
             Err(elapsed) => return self.failed("read", &elapsed, retry),
         };
-        let seen = Instant::now();
-        // A server that was stuck now works off what it was sent before: the last writes of the old leader, too.
-        if self.answered.replace(seen).is_some_and(|last| seen - last > DEADLINE) {
-            self.not_before = seen + DEADLINE;
-        }
+        let seen = self.heard(began);
         let record = lease.as_ref().map(Record::of);
         if self.sight.as_ref().is_none_or(|sight| sight.record != record) {
-            self.sight = Some(Sight { record: record.clone(), since: seen });
+            self.sight = Some(Sight { record: record.clone(), since: seen, last_call: None });
+        }
+        let last_write = self.settings.duration.saturating_sub(DEADLINE);
+        if let Some(sight) = self.sight.as_mut().filter(|sight| began >= sight.since + last_write) {
+            sight.last_call.get_or_insert(seen);
         }
         let version = lease.and_then(|lease| lease.metadata.resource_version);
         let right = self.right(record.as_ref(), seen);
@@ -230,12 +187,30 @@ impl Elector {
             Right::Mark => {
                 let mark = self.claim(record);
                 if let Reply::Written(_) = self.send(version.as_deref(), &mark).await {
-                    self.sight = Some(Sight { record: Some(mark), since: Instant::now() });
+                    self.sight = Some(Sight { record: Some(mark), since: Instant::now(), last_call: None });
                 }
                 retry
             }
             Right::Wait(left) => retry.min(left),
         }
+    }
+
+    /// The server answered a call that began then. Returns the time.
+    fn heard(&mut self, began: Instant) -> Instant {
+        let now = Instant::now();
+        if let Some(given_up) = self.leadership.unanswered()
+            && began >= given_up
+            && self.settled.is_none_or(|(write, _)| write != given_up)
+        {
+            self.settled = Some((given_up, now));
+        }
+        now
+    }
+
+    /// Whether all writes made under our lease have taken effect or never will.
+    fn is_settled(&self) -> bool {
+        let Some(given_up) = self.leadership.unanswered() else { return true };
+        self.settled.is_some_and(|(write, answered)| write == given_up && answered.elapsed() >= DEADLINE)
     }
 
     /// By code, since `Api::get_opt` knows a 404 only by its reason, and not every proxy sends one.
@@ -247,21 +222,25 @@ impl Elector {
     }
 
     fn right(&self, record: Option<&Record>, seen: Instant) -> Right {
-        let since = self.sight.as_ref().map_or(seen, |sight| sight.since);
-        let after = |wait: Duration, then: Right| {
-            let left = (since + wait).saturating_duration_since(seen);
+        let until = |time: Instant, then: Right| {
+            let left = time.saturating_duration_since(seen);
             if left.is_zero() { then } else { Right::Wait(left) }
         };
+        let (since, last_call) = self.sight.as_ref().map_or((seen, None), |sight| (sight.since, sight.last_call));
         // Long enough for a living leader to write its Lease again.
-        let grace = self.settings.renew_every.mul_f64(1.5);
-        match record {
+        let grace = since + self.settings.renew_every.mul_f64(1.5);
+        match (record, last_call) {
             // Deleted under us: nobody else can have led within our own term.
-            None if self.leadership.is_leader() => Right::Write,
-            None => after(grace, Right::Mark),
-            Some(record) if record.is_vacant() && self.seen_held => after(grace, Right::Mark),
-            Some(record) if record.is_vacant() || record.is_released() || self.claims.contains(record) => Right::Write,
-            Some(_) if seen < self.not_before => Right::Wait(self.not_before - seen),
-            Some(_) => after(self.settings.duration, Right::Write),
+            (None, _) if self.leadership.is_leader() => Right::Write,
+            (None, _) => until(grace, Right::Mark),
+            (Some(record), _) if record.is_vacant() && self.seen_held => until(grace, Right::Mark),
+            (Some(record), _) if record.is_vacant() || record.is_released() || self.claims.contains(record) => {
+                Right::Write
+            }
+            (Some(_), Some(last_call)) => {
+                until((last_call + DEADLINE).max(since + self.settings.duration), Right::Write)
+            }
+            (Some(_), None) => until(since + self.settings.duration.saturating_sub(DEADLINE), Right::Wait(DEADLINE)),
         }
     }
 
@@ -296,7 +275,7 @@ impl Elector {
         if let Reply::Written(version) = &reply {
             self.claims = VecDeque::from([record.clone()]);
             self.held = Some(version.clone());
-            self.answered = Some(Instant::now());
+            self.heard(start);
             // What was seen before our own write is no longer what has been there "since".
             self.sight = None;
             self.seen_held = true;
@@ -382,11 +361,17 @@ impl Elector {
     async fn give_back(&mut self) -> bool {
         // Twice, because a renewal that was cut off may land between our read and our write.
         for _ in 0..2 {
+            let began = Instant::now();
             let Ok(lease) = self.read().await else { continue };
+            self.heard(began);
             let Some(lease) = lease else { return true };
             let stored = Record::of(&lease);
             if !self.claims.contains(&stored) {
                 return true;
+            }
+            // Who follows would lead at once.
+            if !self.is_settled() {
+                return false;
             }
             let given = Record::released(stored.transitions);
             if let Reply::Written(_) = self.send(lease.metadata.resource_version.as_deref(), &given).await {

@@ -202,7 +202,7 @@ async fn a_server_that_cannot_stream_lists_is_asked_for_pages() {
 async fn an_outage_ends_in_a_fresh_list_and_keeps_the_old_state_meanwhile() {
     let (client, _) = server(Box::new(|number, _| match number {
         0 => Answer::Ended(vec![event("ADDED", object("a", 1)), listed(2)]),
-        1..=9 => Answer::Json(503, json!({"kind": "Status", "status": "Failure", "code": 503, "message": "away"})),
+        1..=6 => Answer::Json(503, json!({"kind": "Status", "status": "Failure", "code": 503, "message": "away"})),
         _ => Answer::Watch(vec![event("ADDED", object("b", 3)), listed(4)]),
     }));
     let (cache, changes) = start(client);
