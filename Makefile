@@ -3,6 +3,9 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TESTBED = $(CARGO) run -q -p groundcrew-testbed --bin testbed --
 
+# What the operator did in the tests, to be compared with what it may do.
+RIGHTS = $(CURDIR)/target/rights
+
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -13,11 +16,20 @@ build: ## Build groundcrew and the testbed
 
 # One cluster at a time: a webhook that answers too late is skipped by design, and a starved machine makes it late.
 test: build testbed ## Run every test, on a real Kubernetes
-	RUST_TEST_THREADS=1 $(CARGO) test --workspace
+	rm -rf $(RIGHTS)
+	RUST_TEST_THREADS=1 GROUNDCREW_RIGHTS_DIR=$(RIGHTS) $(CARGO) test --workspace
+	$(TESTBED) rights $(RIGHTS)
 
 demo: build ## Stamp a pod on a real control plane and watch it happen
 	$(TESTBED) build --layer 2
 	$(CARGO) run -q -p groundcrew-testbed --example demo
+
+image: ## Write the image as an OCI archive, without a container engine
+	$(CARGO) build --locked --profile ship -p groundcrew
+	$(TESTBED) image target/groundcrew.oci.tar
+
+sbom: ## List every dependency of the binary, as CycloneDX
+	$(CARGO) cyclonedx --manifest-path crates/operator/Cargo.toml --format json --override-filename groundcrew.cdx
 
 lint: ## Formatting, clippy, dependency rules
 	$(CARGO) fmt --all --check
@@ -35,4 +47,4 @@ testbed: build ## Build the real Kubernetes the tests run on (once; cached)
 clean: ## Remove what cargo built; the testbed's cache stays
 	$(CARGO) clean
 
-.PHONY: help build test demo lint fmt testbed clean
+.PHONY: help build test demo image sbom lint fmt testbed clean

@@ -21,6 +21,7 @@ use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one
 
 #[derive(Clone, Debug)]
 pub struct Config {
+    pub crds: Crds,
     pub controller: Controller,
     pub webhook: Webhook,
     pub node_labels: NodeLabels,
@@ -33,6 +34,12 @@ pub struct Config {
     pub sizing: SizingFeature,
     pub warmup: WarmupFeature,
     pub node_startup: NodeStartupFeature,
+}
+
+#[derive(Clone, Debug)]
+pub struct Crds {
+    /// Whether the leader applies the custom resource definitions of its release.
+    pub manage: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -214,6 +221,7 @@ pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
     let mut problems = Problems::default();
     let mut root = Section::root(file, overrides, &mut problems);
     let config = Config {
+        crds: crds(root.section("crds")),
         controller: controller(root.section("controller")),
         webhook: webhook(root.section("webhook")),
         node_labels: node_labels(root.section("nodeLabels")),
@@ -229,6 +237,10 @@ pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
     };
     drop(root);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }
+}
+
+fn crds(mut s: Section<'_>) -> Crds {
+    Crds { manage: s.get("manage", true, boolean) }
 }
 
 fn controller(mut s: Section<'_>) -> Controller {

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use groundcrew_core::config::{self, Config, Override};
 use serde_json::Value;
 
-use crate::{agent, manifests, run, warmup};
+use crate::{agent, cleanup, manifests, run, warmup};
 
 /// Bad configuration, as for bad usage.
 const EXIT_CONFIG: u8 = 2;
@@ -33,8 +33,8 @@ enum Command {
     OpenGates(Settings),
     /// Print everything an installation consists of, as YAML.
     Manifests(Manifests),
-    /// Undo what the operator did to other objects; run it after the operator is stopped.
-    Uninstall(Settings),
+    /// Stop the operator and take back everything it left in the cluster; custom resources stay.
+    Cleanup(Settings),
 }
 
 /// Flags override the environment (GROUNDCREW_<SECTION>__<KEY>), which overrides the file.
@@ -85,6 +85,9 @@ struct Manifests {
     /// Image of the operator.
     #[arg(long, default_value = concat!("groundcrew:", env!("CARGO_PKG_VERSION")))]
     image: String,
+    /// The Job that cleans up, with its rights, instead.
+    #[arg(long)]
+    cleanup: bool,
 }
 
 impl Settings {
@@ -126,7 +129,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let settings = match &cli.command {
         Command::Run(settings) | Command::Agent(settings) => settings,
-        Command::OpenGates(settings) | Command::Uninstall(settings) => settings,
+        Command::OpenGates(settings) | Command::Cleanup(settings) => settings,
         Command::Manifests(manifests) => &manifests.settings,
     };
     let config = match settings.load() {
@@ -136,10 +139,14 @@ pub fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Run(settings) => run::main(settings, config),
         Command::Agent(settings) => agent::main(settings, config),
-        Command::Uninstall(settings) => run::uninstall(settings, &config),
+        Command::Cleanup(settings) => cleanup::main(settings, &config),
         Command::OpenGates(settings) => warmup::farewell::main(settings),
         Command::Manifests(m) => {
-            print(&manifests::yaml(&config, m.settings.namespace.as_deref(), &m.image));
+            let namespace = m.settings.namespace.as_deref().unwrap_or(manifests::DEFAULT_NAMESPACE);
+            print(&manifests::yaml(&match m.cleanup {
+                true => cleanup::manifests::objects(namespace, &m.image),
+                false => manifests::objects(&config, namespace, &m.image),
+            }));
             Ok(())
         }
     };

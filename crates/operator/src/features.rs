@@ -16,7 +16,7 @@ use crate::admission::node::NodeFeature;
 use crate::admission::registration::{self, Desired, Entry, Namespaces, Target};
 use crate::admission::validate::Validator;
 use crate::run::Context;
-use crate::{node_startup, sizing, spread, timestamp, warmup};
+use crate::{definitions, node_startup, sizing, spread, timestamp, warmup};
 
 /// One feature, as the process sees it.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +66,7 @@ pub fn validators(context: &Context) -> Vec<Box<dyn Validator>> {
 /// The resources that the enabled features bring.
 #[must_use]
 pub fn definitions(config: &Config) -> Vec<CustomResourceDefinition> {
-    enabled(config).flat_map(|row| (row.crds)()).collect()
+    enabled(config).flat_map(definitions::of).collect()
 }
 
 /// What the operator's own pods tolerate.

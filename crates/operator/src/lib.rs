@@ -9,7 +9,9 @@
 
 pub mod admission;
 pub mod agent;
+pub mod cleanup;
 pub mod cli;
+pub mod definitions;
 pub mod features;
 pub mod health;
 pub mod manifests;

@@ -16,12 +16,11 @@ pub const WEBHOOK_RECORD: &str = "groundcrew-webhooks";
 /// Remembers moves and droughts of `spread`.
 pub const SPREAD_MEMORY: &str = "groundcrew-spread";
 
-/// The documents in the order they must be applied.
+/// The documents as one file.
 #[must_use]
-pub fn yaml(config: &Config, namespace: Option<&str>, image: &str) -> String {
-    let documents = objects(config, namespace.unwrap_or(DEFAULT_NAMESPACE), image);
+pub fn yaml(documents: &[Value]) -> String {
     let mut text = String::new();
-    for document in &documents {
+    for document in documents {
         text.push_str("---\n");
         // Maps with string keys always print.
         text.push_str(&serde_saphyr::to_string(document).unwrap_or_default());
@@ -29,6 +28,7 @@ pub fn yaml(config: &Config, namespace: Option<&str>, image: &str) -> String {
     text
 }
 
+/// An installation, in the order in which it must be applied.
 #[must_use]
 pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
     let mut all = vec![
@@ -106,8 +106,23 @@ fn cluster_rules(config: &Config) -> Vec<PolicyRule> {
         rule(group, &configurations, &["get", "list", "watch", "patch", "delete"], &[NAME]),
         rule("events.k8s.io", &["events"], &["create", "patch"], &[]),
     ];
+    if config.crds.manage {
+        rules.extend(definition_rules(config));
+    }
     rules.extend(features::enabled(config).flat_map(|feature| (feature.permissions)(config)));
     rules
+}
+
+/// For the definitions of the enabled features and no others.
+fn definition_rules(config: &Config) -> Vec<PolicyRule> {
+    let names: Vec<String> = features::definitions(config).into_iter().filter_map(|d| d.metadata.name).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (group, resources) = ("apiextensions.k8s.io", ["customresourcedefinitions"]);
+    // Without a name a rule would be about all of them.
+    if names.is_empty() {
+        return Vec::new();
+    }
+    vec![rule(group, &resources, &["create"], &[]), rule(group, &resources, &["get", "patch"], &names)]
 }
 
 fn own_namespace_rules() -> Vec<PolicyRule> {
@@ -135,6 +150,19 @@ fn service(config: &Config, namespace: &str) -> Value {
     })
 }
 
+/// What the restricted pod security standard asks of a pod.
+pub(crate) fn pod_security() -> Value {
+    json!({
+        "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    })
+}
+
+/// And of its containers.
+pub(crate) fn container_security() -> Value {
+    json!({"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]}})
+}
+
 fn deployment(config: &Config, namespace: &str, image: &str) -> Value {
     let probe = |path: &str| json!({"httpGet": {"path": path, "port": "health"}, "periodSeconds": 5});
     let from_field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
@@ -151,9 +179,7 @@ fn deployment(config: &Config, namespace: &str, image: &str) -> Value {
         "livenessProbe": probe("/livez"),
         "readinessProbe": probe("/readyz"),
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": container_security(),
     });
     let spread = json!({
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
@@ -168,10 +194,7 @@ fn deployment(config: &Config, namespace: &str, image: &str) -> Value {
                 "metadata": {"labels": selector()},
                 "spec": {
                     "serviceAccountName": NAME,
-                    "securityContext": {
-                        "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532,
-                        "seccompProfile": {"type": "RuntimeDefault"},
-                    },
+                    "securityContext": pod_security(),
                     // A cluster of fresh nodes only must be able to start what releases them.
                     "tolerations": features::tolerations(config),
                     "priorityClassName": "system-cluster-critical",
@@ -220,8 +243,8 @@ mod tests {
     #[test]
     fn the_printed_documents_read_back_as_the_same_objects() {
         let config = default_config();
-        let text = yaml(&config, Some("here"), "groundcrew:test");
-        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
-        assert_eq!(documents, objects(&config, "here", "groundcrew:test"));
+        let printed = objects(&config, "here", "groundcrew:test");
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&yaml(&printed)).unwrap();
+        assert_eq!(documents, printed);
     }
 }

@@ -36,13 +36,13 @@ use crate::runtime::cache::{self, Cache, Changes, Key};
 use crate::runtime::queue::Next;
 
 pub mod admission;
+pub mod cleanup;
 pub mod crd;
 pub mod engine;
 pub mod gather;
 mod metrics;
 mod rules;
 mod survey;
-pub mod uninstall;
 
 use crd::NodeStartupRule;
 use gather::{ByNode, Interned, World};

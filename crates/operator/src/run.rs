@@ -38,7 +38,7 @@ use crate::runtime::leadership::Leadership;
 use crate::runtime::lease::{Elector, LeaseSettings, identity, vacant};
 use crate::runtime::queue::Queue;
 use crate::telemetry::Telemetry;
-use crate::{features, node_startup, spread, warmup};
+use crate::{definitions, features, node_startup, spread};
 
 /// How long new connections are still taken after "not ready", so that nobody is sent to a closed port.
 const GRACE: Duration = Duration::from_secs(2);
@@ -139,6 +139,7 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
         let (context, elector) = process.context(&mut registry, process.election());
         process.serve_webhook(&context, &mut registry).await?;
         if context.config.controller.enabled {
+            definitions::start(&context);
             for row in features::enabled(&context.config) {
                 (row.start)(&context, &mut registry);
             }
@@ -149,23 +150,6 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
         process.serve_metrics(registry).await?;
         info!(version = env!("CARGO_PKG_VERSION"), namespace = context.namespace, "groundcrew started");
         process.until_stopped().await;
-        Ok(())
-    })
-}
-
-/// `groundcrew uninstall`: every feature takes back what would outlive the operator, whether it is enabled or not.
-pub fn uninstall(settings: &Settings, config: &Config) -> Result<(), String> {
-    runtime()?.block_on(async {
-        let telemetry = Telemetry::start(config)?;
-        let kube_config = client::load(settings.kubeconfig.as_deref()).await.map_err(|e| e.to_string())?;
-        let clients = Clients::new(&kube_config, WATCH_TIMEOUT).map_err(|e| e.to_string())?;
-        let namespace = settings.namespace.clone().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
-        let removed = registration::remove(clients.write.clone(), &namespace, WEBHOOK_RECORD, Timestamp::now).await;
-        removed.map_err(|e| format!("the webhook configuration could not be removed: {e}"))?;
-        node_startup::uninstall::run(&clients.read, config).await?;
-        let opened = warmup::farewell::open(&clients).await?;
-        info!(opened, "warm-up gates opened");
-        telemetry.flush();
         Ok(())
     })
 }
@@ -400,15 +384,18 @@ async fn remove_registration(context: &Context) {
     context.stopping.run_until_cancelled(removing).await.unwrap_or(());
 }
 
-/// Outside the cluster nothing was installed before: the namespace is made, and in a namespace that is new nobody can
-/// hold the lease, so it is made vacant and the first leader need not wait it out.
+/// Outside the cluster perhaps nothing was installed before: then the namespace is made, and in a namespace that is new
+/// nobody can hold the lease, so it is made vacant and the first leader need not wait it out.
 async fn prepare_namespace(clients: &Clients, namespace: &str) {
+    let leases: Api<Lease> = Api::namespaced(clients.write.clone(), namespace);
+    if let Ok(Ok(_)) = timeout(CALL_TIMEOUT, leases.get_metadata(NAME)).await {
+        return;
+    }
     let namespaces: Api<Namespace> = Api::all(clients.write.clone());
     let mut object = Namespace::default();
     object.metadata.name = Some(namespace.to_owned());
     let made = timeout(CALL_TIMEOUT, namespaces.create(&PostParams::default(), &object)).await;
     if let Ok(Ok(_)) = made {
-        let leases: Api<Lease> = Api::namespaced(clients.write.clone(), namespace);
         let lease = vacant(namespace, NAME);
         let _ = timeout(CALL_TIMEOUT, leases.create(&PostParams::default(), &lease)).await;
         info!(namespace, "namespace created");

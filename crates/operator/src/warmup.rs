@@ -46,6 +46,12 @@ pub const ROW: Row = Row {
     start: backstop::start,
 };
 
+/// Selects the leases of all agents.
+#[must_use]
+pub fn agent_leases() -> String {
+    format!("{}={}", agents::LABEL, agents::LABEL_VALUE)
+}
+
 fn permissions(_: &Config) -> Vec<PolicyRule> {
     vec![rule("", &["pods"], &["get", "list", "watch"], &[]), rule("", &["pods/status"], &["patch"], &[])]
 }

@@ -18,6 +18,7 @@ use kube::{Api, Client};
 use crate::kubeconfig::{self, Credentials};
 use crate::pki::Authority;
 use crate::protocol::{ClusterInfo, Order, Part, Report};
+use crate::rights::ledger;
 use crate::{Layer, dump, locate, ports};
 
 /// How long a supervisor may take to stop everything; a real node with pods needs the most.
@@ -231,6 +232,9 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.dump();
+        }
+        if let Err(error) = ledger::keep(&self.info.audit_log) {
+            dump::say(&format!("what groundcrew did could not be recorded: {error:#}"));
         }
         self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).stop();
     }

@@ -30,6 +30,11 @@ pub(crate) fn print(info: &ClusterInfo, logs: &[PathBuf]) {
 }
 
 #[expect(clippy::print_stderr, reason = "the test harness shows this under the failed test")]
+pub(crate) fn say(text: &str) {
+    eprintln!("{text}");
+}
+
+#[expect(clippy::print_stderr, reason = "the test harness shows this under the failed test")]
 fn show(log: &Path, lines: usize) {
     eprintln!("$ tail -n {lines} {}\n{}", log.display(), tail(log, lines));
 }

@@ -13,8 +13,9 @@ use tokio::process::Child;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cluster::{Cluster, unique};
+use crate::proxy::Proxy;
 use crate::tail::tail;
-use crate::{fetch, locate, ports, supervisor};
+use crate::{fetch, locate, ports, rights, supervisor};
 
 /// Far more than a start takes on two busy cores.
 const READY_DEADLINE: Duration = Duration::from_secs(60);
@@ -28,7 +29,8 @@ pub struct GroundcrewBuilder<'a> {
     cluster: &'a Cluster,
     command: &'static str,
     name: String,
-    kubeconfig: PathBuf,
+    kubeconfig: Option<PathBuf>,
+    proxy: Option<&'a Proxy>,
     webhook_port: Option<u16>,
     webhook_url: Option<String>,
     config: Option<String>,
@@ -36,7 +38,7 @@ pub struct GroundcrewBuilder<'a> {
     environment: Vec<(OsString, OsString)>,
 }
 
-impl GroundcrewBuilder<'_> {
+impl<'a> GroundcrewBuilder<'a> {
     /// Runs the agent of that node instead of the operator.
     #[must_use]
     pub fn agent(self, node: &str) -> Self {
@@ -57,10 +59,17 @@ impl GroundcrewBuilder<'_> {
         self
     }
 
-    /// Other credentials than the cluster's admin, or the way through a [`Proxy`](crate::Proxy).
+    /// These credentials instead of those of a user with the rights that an installation grants.
     #[must_use]
     pub fn kubeconfig(mut self, path: &Path) -> Self {
-        self.kubeconfig = path.to_owned();
+        self.kubeconfig = Some(path.to_owned());
+        self
+    }
+
+    /// Reaches the API server through this proxy.
+    #[must_use]
+    pub fn through(mut self, proxy: &'a Proxy) -> Self {
+        self.proxy = Some(proxy);
         self
     }
 
@@ -111,7 +120,7 @@ impl GroundcrewBuilder<'_> {
     /// # Errors
     /// It ended, or is not ready after a minute; with the end of its log.
     pub async fn start(self) -> anyhow::Result<Groundcrew> {
-        let mut groundcrew = self.spawn()?;
+        let mut groundcrew = self.spawn().await?;
         groundcrew.wait_ready(READY_DEADLINE).await?;
         Ok(groundcrew)
     }
@@ -123,8 +132,8 @@ impl GroundcrewBuilder<'_> {
     /// test's own task, not in a `spawn_blocking`.
     ///
     /// # Errors
-    /// The program is not built.
-    pub fn spawn(self) -> anyhow::Result<Groundcrew> {
+    /// The program is not built, or its rights cannot be granted.
+    pub async fn spawn(self) -> anyhow::Result<Groundcrew> {
         let free = ports::free_ports(3)?;
         let [webhook, metrics, health] = free.as_slice() else { anyhow::bail!("too few ports") };
         let webhook = local(self.webhook_port.unwrap_or(*webhook));
@@ -133,16 +142,21 @@ impl GroundcrewBuilder<'_> {
         std::fs::create_dir_all(&dir)?;
         let log = dir.join(format!("{}.log", self.name));
         let output = std::fs::File::create(&log)?;
+        let config = self.config.as_ref().map(|text| (dir.join("config.yaml"), text));
+        if let Some((file, text)) = &config {
+            std::fs::write(file, text)?;
+        }
+        let config = config.as_ref().map(|(file, _)| file.as_path());
+        let kubeconfig = self.credentials(config).await?;
+
         let mut command = supervisor::leashed(&locate::groundcrew()?)?;
         command.arg(self.command);
-        command.arg("--kubeconfig").arg(&self.kubeconfig);
+        command.arg("--kubeconfig").arg(&kubeconfig);
         command.arg("--webhook-url").arg(self.webhook_url.unwrap_or_else(|| format!("https://{webhook}")));
         command.arg("--webhook-port").arg(webhook.port().to_string());
         command.arg("--metrics-bind-address").arg(metrics.to_string());
         command.arg("--health-probe-bind-address").arg(health.to_string());
-        if let Some(text) = self.config {
-            let file = dir.join("config.yaml");
-            std::fs::write(&file, text)?;
+        if let Some(file) = config {
             command.arg("--config").arg(file);
         }
         command.args(self.arguments).env_remove("KUBECONFIG").envs(self.environment);
@@ -150,6 +164,18 @@ impl GroundcrewBuilder<'_> {
         let child = tokio::process::Command::from(command).kill_on_drop(true).spawn()?;
         self.cluster.show_on_failure(&log);
         Ok(Groundcrew { child, webhook, metrics, health, log })
+    }
+
+    async fn credentials(&self, config: Option<&Path>) -> anyhow::Result<PathBuf> {
+        let original = match &self.kubeconfig {
+            Some(path) => path.clone(),
+            None => {
+                let (arguments, environment) = (&self.arguments, &self.environment);
+                let start = rights::Start { command: self.command, config, arguments, environment };
+                rights::grant(self.cluster, &start).await?
+            }
+        };
+        self.proxy.map_or(Ok(original.clone()), |proxy| proxy.redirect(&original))
     }
 }
 
@@ -164,14 +190,16 @@ pub struct Groundcrew {
 }
 
 impl Groundcrew {
-    /// `groundcrew run` against this cluster as its admin, on free ports, with its webhook registered by URL.
+    /// `groundcrew run` against this cluster with the rights an installation grants it, on free ports, with its webhook
+    /// registered by URL.
     #[must_use]
     pub fn builder(cluster: &Cluster) -> GroundcrewBuilder<'_> {
         GroundcrewBuilder {
             cluster,
             command: "run",
             name: "groundcrew".to_owned(),
-            kubeconfig: cluster.kubeconfig().to_owned(),
+            kubeconfig: None,
+            proxy: None,
             webhook_port: None,
             webhook_url: None,
             config: None,

@@ -59,8 +59,13 @@ impl Image {
     /// # Errors
     /// The program is not built.
     pub fn groundcrew(name: &str) -> anyhow::Result<Self> {
-        let program = locate::groundcrew()?;
-        Ok(Self::new(name).file("groundcrew", &program).entrypoint(["/groundcrew"]).user(NONROOT))
+        Ok(Self::of_program(name, &locate::groundcrew()?))
+    }
+
+    /// The same with the program at this place.
+    #[must_use]
+    pub fn of_program(name: &str, program: &Path) -> Self {
+        Self::new(name).file("groundcrew", program).entrypoint(["/groundcrew"]).user(NONROOT)
     }
 
     /// Copies an executable file of this machine.
@@ -288,6 +293,21 @@ mod tests {
         for (digest, bytes) in blobs {
             assert_eq!(digest, sha256(bytes));
         }
+    }
+
+    #[test]
+    fn the_same_files_give_the_same_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("groundcrew");
+        let archive = || {
+            // A file of its own each time: its age and inode must not matter.
+            let _ = std::fs::remove_file(&program);
+            std::fs::write(&program, "binary").unwrap();
+            let mut bytes = Vec::new();
+            Image::of_program("groundcrew:1", &program).write_archive(&mut bytes).unwrap();
+            bytes
+        };
+        assert_eq!(archive(), archive());
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod ports;
 mod protocol;
 mod proxy;
 mod ready;
+pub mod rights;
 pub mod supervisor;
 mod tail;
 mod wait;

@@ -2,13 +2,16 @@
 #![expect(clippy::print_stdout, reason = "the command line's own output")]
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
+use groundcrew_testbed::rights::ledger;
 use groundcrew_testbed::supervisor::{self, Options, leash};
-use groundcrew_testbed::{Assets, ClusterInfo, Layer, host};
+use groundcrew_testbed::{Assets, ClusterInfo, Image, Layer, host};
 
 #[derive(Parser)]
 #[command(name = "testbed", version, about)]
@@ -39,6 +42,20 @@ enum Command {
         /// Keep logs and data here instead of in a temporary directory.
         #[arg(long)]
         dir: Option<PathBuf>,
+    },
+    /// Write groundcrew's image as an OCI archive, without a container engine.
+    Image {
+        /// Which of cargo's profiles the program was built with.
+        #[arg(long, default_value = "ship")]
+        profile: String,
+        #[arg(long, default_value = concat!("groundcrew:", env!("CARGO_PKG_VERSION")))]
+        name: String,
+        archive: PathBuf,
+    },
+    /// Compare the rights that groundcrew's parts used in tests with those an installation grants.
+    Rights {
+        /// What the tests recorded.
+        recorded: PathBuf,
     },
     /// Run a cluster for a test that holds the other end of standard input.
     #[command(hide = true)]
@@ -77,6 +94,11 @@ fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::HostPackages { install } => host_packages(install),
         Command::Up { layer, dir } => supervise(Options { layer, dir, leashed_to_stdin: false }, show),
+        Command::Image { profile, name, archive } => write_image(&profile, &name, &archive),
+        Command::Rights { recorded } => {
+            println!("{}", ledger::compare(&recorded)?);
+            Ok(())
+        }
         Command::Supervise { layer, dir } => {
             let done = supervise(Options { layer, dir, leashed_to_stdin: true }, supervisor::announce_ready);
             if let Err(error) = &done {
@@ -88,6 +110,18 @@ fn run(command: Command) -> anyhow::Result<()> {
             match leash::become_program(parent, &program, &arguments)? {}
         }
     }
+}
+
+fn write_image(profile: &str, name: &str, archive: &Path) -> anyhow::Result<()> {
+    let own = std::env::current_exe()?;
+    let target = own.ancestors().nth(2).context("this program lies in cargo's target directory")?;
+    let program = target.join(profile).join("groundcrew");
+    let image = Image::of_program(name, &program);
+    let mut file = std::io::BufWriter::new(std::fs::File::create(archive)?);
+    image.write_archive(&mut file)?;
+    file.flush()?;
+    println!("{} {name}, {:.1} MiB", archive.display(), archive.metadata()?.len() as f64 / f64::from(1 << 20));
+    Ok(())
 }
 
 fn supervise(options: Options, announce: impl Fn(&ClusterInfo) -> anyhow::Result<()>) -> anyhow::Result<()> {

@@ -3,17 +3,15 @@
 #![expect(clippy::expect_used, clippy::indexing_slicing, reason = "a test ends where its assumption fails")]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use groundcrew::manifests;
 use groundcrew::sizing::crd::FlexDaemonsetTemplate;
 use groundcrew_testbed::{Cluster, Groundcrew};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Event, Pod, ResourceRequirements};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DynamicObject, GroupVersionKind, PostParams};
+use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::ApiResource;
 use kube::runtime::watcher;
 use kube::{CustomResourceExt, ResourceExt};
@@ -52,31 +50,10 @@ async fn install_crd(cluster: &Cluster) -> anyhow::Result<Templates> {
     Ok(templates)
 }
 
-/// Everything that is installed besides the operator itself, which gets the rights of its own account and no others.
-async fn install(cluster: &Cluster) -> anyhow::Result<PathBuf> {
-    let config = groundcrew_core::config::load(Value::Null, vec![])?;
-    let beside = ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Lease"];
-    for object in manifests::objects(&config, manifests::DEFAULT_NAMESPACE, "none") {
-        let object: DynamicObject = serde_json::from_value(object)?;
-        let types = object.types.clone().unwrap_or_default();
-        if !beside.contains(&types.kind.as_str()) {
-            continue;
-        }
-        let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?);
-        let api: Api<DynamicObject> = match object.namespace() {
-            Some(namespace) => Api::namespaced_with(cluster.client(), &namespace, &resource),
-            None => Api::all_with(cluster.client(), &resource),
-        };
-        api.create(&PostParams::default(), &object).await?;
-    }
-    cluster.kubeconfig_for_service_account(manifests::DEFAULT_NAMESPACE, manifests::NAME).await
-}
-
 /// The CRD, the operator, and its webhook registered and called.
 async fn start(cluster: &Cluster) -> anyhow::Result<(Templates, Groundcrew)> {
     let templates = install_crd(cluster).await?;
-    let account = install(cluster).await?;
-    let groundcrew = Groundcrew::builder(cluster).kubeconfig(&account).start().await?;
+    let groundcrew = Groundcrew::builder(cluster).start().await?;
     let webhooks: Api<MutatingWebhookConfiguration> = Api::all(cluster.client());
     let ours = |c: &MutatingWebhookConfiguration| c.webhooks.iter().flatten().any(|w| w.name.starts_with("sizing."));
     cluster.wait_for(&webhooks, "groundcrew", "registered", SOON, ours).await?;

@@ -123,7 +123,7 @@ async fn a_thousand_pods_are_stamped_once_each_though_the_leader_dies_and_the_wa
     let proxy = Proxy::to(cluster.api_addr()).await?;
     let mut first = Groundcrew::builder(&cluster).name("first").start().await?;
     leading(&first).await?;
-    let second = Groundcrew::builder(&cluster).name("second").kubeconfig(&proxy.kubeconfig(&cluster)?).start().await?;
+    let second = Groundcrew::builder(&cluster).name("second").through(&proxy).start().await?;
     registered(&cluster).await?;
 
     // Half by admission, half by the controller alone.

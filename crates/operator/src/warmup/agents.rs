@@ -107,7 +107,7 @@ pub(super) fn follow(context: &Context) -> Agents {
     let leases: Api<DeserializeGuard<Lease>> = Api::namespaced(context.clients.watch.clone(), &context.namespace);
     let cache: Arc<Cache<Beat>> = Cache::new("leases of warm-up agents");
     let changes = cache.subscribe();
-    let feed = Feed { labels: Some(format!("{LABEL}={LABEL_VALUE}")), ..context.feed() };
+    let feed = Feed { labels: Some(super::agent_leases()), ..context.feed() };
     context.follow(&cache, cache::fill(Arc::clone(&cache), leases, feed, beat));
     let agents = Agents {
         heard: Arc::default(),

@@ -4,7 +4,7 @@ use groundcrew_core::config::Config;
 use groundcrew_core::keys;
 use serde_json::{Value, json};
 
-use crate::manifests::{NAME, labels, meta, role, rule};
+use crate::manifests::{NAME, container_security, labels, meta, pod_security, role, rule};
 
 /// The agents' account, role, DaemonSet and policies.
 pub const AGENT: &str = "groundcrew-agent";
@@ -168,9 +168,7 @@ fn daemon_set(config: &Config, namespace: &str, image: &str) -> Value {
         "livenessProbe": probe("/livez"),
         "readinessProbe": probe("/readyz"),
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": container_security(),
     });
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": meta(AGENT, Some(namespace)),
@@ -183,10 +181,7 @@ fn daemon_set(config: &Config, namespace: &str, image: &str) -> Value {
                     "priorityClassName": "system-node-critical",
                     // A gate on a tainted node must be opened as well.
                     "tolerations": [{"operator": "Exists"}],
-                    "securityContext": {
-                        "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532,
-                        "seccompProfile": {"type": "RuntimeDefault"},
-                    },
+                    "securityContext": pod_security(),
                     "terminationGracePeriodSeconds": 20,
                     "containers": [container],
                 },

@@ -113,7 +113,7 @@ async fn policies_taint_new_nodes_while_the_operator_is_stopped_and_uninstall_ta
     assert_eq!(policies(&cluster).await?, (1, 1));
 
     groundcrew.terminate().await?;
-    uninstall(&cluster).await?;
+    cleanup(&cluster).await?;
     assert_eq!(policies(&cluster).await?, (0, 0));
     let left: Vec<String> =
         nodes(&cluster).list(&ListParams::default()).await?.iter().filter(|n| held(n)).map(Node::name_any).collect();
@@ -123,15 +123,11 @@ async fn policies_taint_new_nodes_while_the_operator_is_stopped_and_uninstall_ta
     Ok(())
 }
 
-/// `groundcrew uninstall` by an admin.
-pub async fn uninstall(cluster: &Cluster) -> anyhow::Result<()> {
-    let path = std::env::current_exe()?;
-    let beside = path.parent().and_then(std::path::Path::parent).map(|dir| dir.join("groundcrew"));
-    let program = std::env::var_os("GROUNDCREW_BIN").map(Into::into).or(beside).unwrap_or_default();
-    let mut command = tokio::process::Command::new(program);
-    command.arg("uninstall").arg("--kubeconfig").arg(cluster.kubeconfig()).env_remove("KUBECONFIG");
-    let output = command.output().await?;
-    anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+/// `groundcrew cleanup`, as the Job of an uninstallation runs it.
+pub async fn cleanup(cluster: &Cluster) -> anyhow::Result<()> {
+    let mut command = Groundcrew::builder(cluster).name("cleanup").command("cleanup").spawn().await?;
+    let status = command.wait_exit(SOON).await?;
+    anyhow::ensure!(status.success(), "{}", command.log()?);
     Ok(())
 }
 

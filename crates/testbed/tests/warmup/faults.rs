@@ -170,7 +170,7 @@ async fn uninstalling_leaves_no_gate_shut() -> anyhow::Result<()> {
     let server = Server::start().await?;
     up(&pods, asking("ready", &server, &[])).await?;
     pods.create(&PostParams::default(), &gated(asking("pending", &server, &[]))).await?;
-    let mut command = Groundcrew::builder(&cluster).command("open-gates").spawn()?;
+    let mut command = Groundcrew::builder(&cluster).command("open-gates").spawn().await?;
     assert!(command.wait_exit(SOON).await?.success(), "{}", command.log()?);
     assert!(command.log()?.contains("2 gates opened"), "{}", command.log()?);
     for name in ["ready", "pending"] {

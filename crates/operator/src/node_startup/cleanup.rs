@@ -1,4 +1,4 @@
-//! Leaves no taint, policy or finalizer behind; for `groundcrew uninstall`, with whatever rights its caller has.
+//! Leaves no taint, policy or finalizer behind; for `groundcrew cleanup`, with whatever rights its caller has.
 
 use std::time::Duration;
 

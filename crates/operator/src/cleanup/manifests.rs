@@ -1,0 +1,84 @@
+//! The Job that cleans up from inside the cluster: its account, its rights, and nothing that stays.
+
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use serde_json::{Value, json};
+
+use crate::manifests::{
+    CERTIFICATE_SECRET, NAME, SPREAD_MEMORY, WEBHOOK_RECORD, container_security, meta, pod_security, role, rule,
+};
+use crate::warmup::manifests::AGENT;
+
+/// The Job's name and account.
+pub const CLEANUP: &str = "groundcrew-cleanup";
+
+/// Selects the pods of operator and agents, not those of the Job.
+#[must_use]
+pub fn running_parts() -> String {
+    format!("app.kubernetes.io/name={NAME},app.kubernetes.io/component in (operator,agent)")
+}
+
+#[must_use]
+pub fn objects(namespace: &str, image: &str) -> Vec<Value> {
+    let mut all =
+        vec![json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(CLEANUP, Some(namespace))})];
+    all.extend(role(CLEANUP, "ClusterRole", None, namespace, cluster_rules()));
+    all.extend(role(CLEANUP, "Role", Some(namespace), namespace, own_namespace_rules()));
+    all.push(job(namespace, image));
+    all
+}
+
+fn cluster_rules() -> Vec<PolicyRule> {
+    let admission = "admissionregistration.k8s.io";
+    let policies = ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"];
+    vec![
+        rule(admission, &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"], &["delete"], &[NAME]),
+        // Their names follow the rules' names, which nobody knows beforehand.
+        rule(admission, &policies, &["list", "delete"], &[]),
+        rule("", &["nodes"], &["list", "patch"], &[]),
+        rule("groundcrew.io", &["nodestartuprules"], &["list", "patch"], &[]),
+        rule("", &["pods"], &["list"], &[]),
+        rule("", &["pods/status"], &["patch"], &[]),
+    ]
+}
+
+fn own_namespace_rules() -> Vec<PolicyRule> {
+    vec![
+        rule("apps", &["deployments"], &["delete"], &[NAME]),
+        rule("apps", &["daemonsets"], &["delete"], &[AGENT]),
+        rule("coordination.k8s.io", &["leases"], &["get"], &[NAME]),
+        // One per node: their names are not known beforehand.
+        rule("coordination.k8s.io", &["leases"], &["list", "delete"], &[]),
+        rule("", &["secrets"], &["delete"], &[CERTIFICATE_SECRET]),
+        rule("", &["configmaps"], &["delete"], &[WEBHOOK_RECORD, SPREAD_MEMORY]),
+    ]
+}
+
+fn job(namespace: &str, image: &str) -> Value {
+    let labels = json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/component": "cleanup"});
+    let container = json!({
+        "name": "cleanup",
+        "image": image,
+        "args": ["cleanup"],
+        "env": [{"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
+        "securityContext": container_security(),
+    });
+    json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": meta(CLEANUP, Some(namespace)),
+        "spec": {
+            "backoffLimit": 3,
+            "activeDeadlineSeconds": 600,
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "serviceAccountName": CLEANUP,
+                    "restartPolicy": "Never",
+                    "securityContext": pod_security(),
+                    // Perhaps every node is held by a taint of ours.
+                    "tolerations": [{"operator": "Exists"}],
+                    "containers": [container],
+                },
+            },
+        },
+    })
+}

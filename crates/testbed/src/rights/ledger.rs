@@ -1,0 +1,232 @@
+//! What groundcrew's parts did over all tests, against what they may do: a right nobody uses and a use without a right
+//! are both wrong.
+//!
+//! Every cluster writes what its audit log shows when it ends; `testbed rights` compares once all tests are through.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Part, USER, binds, role_of};
+use crate::audit::AuditEvent;
+use crate::{locate, objects, ports};
+
+/// Where clusters leave what was used; nothing is kept without it.
+const VARIABLE: &str = "GROUNDCREW_RIGHTS_DIR";
+
+/// All features, each with everything that asks for a right of its own.
+const EVERYTHING: &str = "nodeStartup: {enabled: true, denyUntolerated: true}\n";
+
+/// Rights to these are for single objects; names of all others are many and tell nothing.
+const NAMED: [&str; 6] = [
+    "secrets",
+    "configmaps",
+    "leases",
+    "mutatingwebhookconfigurations",
+    "validatingwebhookconfigurations",
+    "customresourcedefinitions",
+];
+
+/// One thing a part did.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct Use {
+    account: String,
+    verb: String,
+    group: String,
+    /// With its subresource, as rules spell it.
+    resource: String,
+    namespace: String,
+    /// Empty where the request names no object.
+    name: String,
+    forbidden: bool,
+}
+
+/// Keeps what the audit log shows of groundcrew's parts.
+pub(crate) fn keep(audit_log: &Path) -> anyhow::Result<()> {
+    let Some(directory) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from) else {
+        return Ok(());
+    };
+    let mut used = BTreeSet::new();
+    for line in BufReader::new(fs::File::open(audit_log)?).lines() {
+        let line = line?;
+        // Most lines are other people's; parsing them all would take longer than some tests.
+        if line.contains("groundcrew")
+            && let Some(one) = serde_json::from_str(&line).ok().and_then(|event| one_use(&event))
+        {
+            used.insert(one);
+        }
+    }
+    fs::create_dir_all(&directory)?;
+    let file = directory.join(format!("{:016x}.json", ports::random()));
+    Ok(fs::write(file, serde_json::to_vec_pretty(&used)?)?)
+}
+
+fn one_use(event: &AuditEvent) -> Option<Use> {
+    let account = account(&event.user.username)?;
+    let about = event.object_ref.clone()?;
+    let resource =
+        if about.subresource.is_empty() { about.resource } else { format!("{}/{}", about.resource, about.subresource) };
+    // A refusal by admission, such as in a namespace that ends, is not a missing right.
+    let forbidden = event.annotations.get("authorization.k8s.io/decision").is_some_and(|decision| decision == "forbid");
+    let name = if NAMED.contains(&resource.as_str()) { about.name } else { String::new() };
+    let (verb, group, namespace) = (event.verb.clone(), about.api_group, about.namespace);
+    Some(Use { account, verb, group, resource, namespace, name, forbidden })
+}
+
+/// The account behind a user: one of a test's process, or the one of an installation.
+fn account(user: &str) -> Option<String> {
+    let installed = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
+    let tested = user.strip_prefix(USER).and_then(|rest| rest.strip_prefix(':')).and_then(|rest| rest.split_once(':'));
+    let name = installed.map(|(_, name)| name).or(tested.map(|(name, _)| name))?;
+    Part::ALL.iter().any(|part| part.account() == name).then(|| name.to_owned())
+}
+
+/// One right: a rule taken apart.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Right {
+    account: &'static str,
+    namespace: Option<String>,
+    verb: String,
+    group: String,
+    resource: String,
+    names: Vec<String>,
+}
+
+impl Right {
+    fn covers(&self, used: &Use) -> bool {
+        self.account == used.account
+            && self.verb == used.verb
+            && self.group == used.group
+            && self.resource == used.resource
+            && self.namespace.as_ref().is_none_or(|namespace| *namespace == used.namespace)
+            && (self.names.is_empty() || self.names.contains(&used.name))
+    }
+}
+
+impl std::fmt::Display for Right {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { account, verb, group, resource, .. } = self;
+        let place = self.namespace.as_deref().unwrap_or("the cluster");
+        let dot = if group.is_empty() { "" } else { "." };
+        write!(f, "{account}: {verb} {resource}{dot}{group} {:?} in {place}", self.names)
+    }
+}
+
+/// Compares what all tests used with what an installation grants.
+///
+/// # Errors
+/// A right was never used, or something was tried without a right; or nothing was recorded.
+pub fn compare(directory: &Path) -> anyhow::Result<String> {
+    let mut used: BTreeSet<Use> = BTreeSet::new();
+    for file in fs::read_dir(directory).with_context(|| format!("nothing recorded in {}", directory.display()))? {
+        used.extend(serde_json::from_slice::<BTreeSet<Use>>(&fs::read(file?.path())?)?);
+    }
+    let granted = granted()?;
+    let idle = granted.iter().filter(|right| !used.iter().any(|one| !one.forbidden && right.covers(one)));
+    let idle = idle.map(|right| format!("never used: {right}"));
+    let missing = used.iter().filter(|one| one.forbidden).map(|one| format!("not allowed: {one:?}"));
+    let problems: Vec<String> = idle.chain(missing).collect();
+    anyhow::ensure!(problems.is_empty(), "rights and their use differ:\n{}", problems.join("\n"));
+    Ok(format!("{} rights, each of them used; nothing was tried without one", granted.len()))
+}
+
+/// The rights of an installation with every feature on.
+fn granted() -> anyhow::Result<BTreeSet<Right>> {
+    let config = tempfile::NamedTempFile::new()?;
+    fs::write(config.path(), EVERYTHING)?;
+    let mut rights = BTreeSet::new();
+    for what in [["manifests"].as_slice(), ["manifests", "--cleanup"].as_slice()] {
+        let mut command = std::process::Command::new(locate::groundcrew()?);
+        let output = command.args(what).arg("--config").arg(config.path()).output()?;
+        anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        rights.extend(rights_of(&objects::documents(&String::from_utf8(output.stdout)?)?)?);
+    }
+    Ok(rights)
+}
+
+fn rights_of(all: &[Value]) -> anyhow::Result<BTreeSet<Right>> {
+    let kind = |object: &Value| object.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let name = |object: &Value| object.pointer("/metadata/name").and_then(Value::as_str).map(str::to_owned);
+    let mut rights = BTreeSet::new();
+    for binding in all.iter().filter(|object| kind(object).ends_with("Binding") && object.get("roleRef").is_some()) {
+        let role = role_of(binding)?;
+        let bound = all.iter().find(|object| {
+            format!("{}Binding", kind(object)) == kind(binding) && name(object).as_deref() == Some(role.as_str())
+        });
+        let rules = bound.and_then(|role| role.get("rules")).cloned().context("a binding without its role")?;
+        let namespace = binding.pointer("/metadata/namespace").and_then(Value::as_str).map(str::to_owned);
+        for part in Part::ALL.into_iter().filter(|part| binds(binding, *part)) {
+            for rule in serde_json::from_value::<Vec<PolicyRule>>(rules.clone())? {
+                rights.extend(take_apart(&rule, part, namespace.as_deref()));
+            }
+        }
+    }
+    Ok(rights)
+}
+
+fn take_apart(rule: &PolicyRule, part: Part, namespace: Option<&str>) -> Vec<Right> {
+    let list = |of: &Option<Vec<String>>| of.clone().unwrap_or_default();
+    let mut all = Vec::new();
+    for group in list(&rule.api_groups) {
+        for resource in list(&rule.resources) {
+            for verb in &rule.verbs {
+                all.push(Right {
+                    account: part.account(),
+                    namespace: namespace.map(str::to_owned),
+                    verb: verb.clone(),
+                    group: group.clone(),
+                    resource: resource.clone(),
+                    names: list(&rule.resource_names),
+                });
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn used(verb: &str, name: &str, namespace: &str) -> Use {
+        Use {
+            account: "groundcrew".into(),
+            verb: verb.into(),
+            group: String::new(),
+            resource: "secrets".into(),
+            namespace: namespace.into(),
+            name: name.into(),
+            forbidden: false,
+        }
+    }
+
+    #[test]
+    fn a_right_is_used_only_by_its_verb_on_its_object_in_its_namespace() {
+        let role = json!({"kind": "Role", "metadata": {"name": "r", "namespace": "home"},
+            "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"], "resourceNames": ["tls"]}]});
+        let binding = json!({"kind": "RoleBinding", "metadata": {"name": "b", "namespace": "home"},
+            "roleRef": {"name": "r"}, "subjects": [{"name": "groundcrew"}]});
+        let rights = rights_of(&[role, binding]).unwrap();
+        let right = rights.first().unwrap();
+        assert!(right.covers(&used("get", "tls", "home")));
+        for other in [used("list", "tls", "home"), used("get", "other", "home"), used("get", "tls", "elsewhere")] {
+            assert!(!right.covers(&other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn users_of_tests_and_accounts_of_installations_are_told_from_others() {
+        assert_eq!(account("groundcrew:groundcrew-agent:0a1b2c3d").as_deref(), Some("groundcrew-agent"));
+        assert_eq!(account("system:serviceaccount:groundcrew-system:groundcrew").as_deref(), Some("groundcrew"));
+        assert_eq!(account("system:serviceaccount:kube-system:generic-garbage-collector"), None);
+        assert_eq!(account("testbed-admin"), None);
+    }
+}
