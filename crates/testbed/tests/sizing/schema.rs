@@ -99,7 +99,7 @@ async fn samples_and_objects_of_the_original_apply_unchanged() -> anyhow::Result
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_without_the_crd_is_ready_and_takes_it_up_when_it_comes() -> anyhow::Result<()> {
     let cluster = Cluster::start(Layer::Api).await?;
-    let groundcrew = Groundcrew::builder(&cluster).start().await?;
+    let groundcrew = Groundcrew::builder(&cluster).config_yaml("crds: {manage: false}").start().await?;
     assert!(groundcrew.log()?.contains("is not installed"));
     let templates = install_crd(&cluster).await?;
     templates.create(&PostParams::default(), &template("late", percent(1, 2, 3))).await?;
