@@ -23,6 +23,9 @@ const VARIABLE: &str = "GROUNDCREW_RIGHTS_DIR";
 /// All features, each with everything that asks for a right of its own.
 const EVERYTHING: &str = "nodeStartup: {enabled: true, denyUntolerated: true}\n";
 
+/// The program in whose name rights are used, as it calls itself.
+const AGENT: &str = "groundcrew/";
+
 /// Rights to these are for single objects; names of all others are many and tell nothing.
 const NAMED: [&str; 6] = [
     "secrets",
@@ -52,31 +55,61 @@ pub(crate) fn keep(audit_log: &Path) -> anyhow::Result<()> {
     let Some(directory) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from) else {
         return Ok(());
     };
-    let mut used = BTreeSet::new();
+    let mut done = BTreeSet::new();
+    let mut refused = BTreeSet::new();
     for line in BufReader::new(fs::File::open(audit_log)?).lines() {
         let line = line?;
         // Most lines are other people's; parsing them all would take longer than some tests.
-        if line.contains("groundcrew")
-            && let Some(one) = serde_json::from_str(&line).ok().and_then(|event| one_use(&event))
-        {
-            used.insert(one);
+        if !line.contains(AGENT) {
+            continue;
+        }
+        let Ok(event) = serde_json::from_str::<AuditEvent>(&line) else { continue };
+        for one in uses(&event) {
+            let by_whom = (event.user.username.clone(), one);
+            if is_forbidden(&event) {
+                refused.insert(by_whom)
+            } else {
+                done.insert(by_whom)
+            };
         }
     }
+    // An API server that has just started refuses everything until it has read the roles.
+    let refused = refused.difference(&done).map(|(_, one)| Use { forbidden: true, ..one.clone() });
+    let used: BTreeSet<Use> = refused.chain(done.iter().map(|(_, one)| one.clone())).collect();
     fs::create_dir_all(&directory)?;
     let file = directory.join(format!("{:016x}.json", ports::random()));
     Ok(fs::write(file, serde_json::to_vec_pretty(&used)?)?)
 }
 
-fn one_use(event: &AuditEvent) -> Option<Use> {
-    let account = account(&event.user.username)?;
-    let about = event.object_ref.clone()?;
+/// A refusal by admission, such as in a namespace that ends, is not a missing right.
+fn is_forbidden(event: &AuditEvent) -> bool {
+    event.annotations.get("authorization.k8s.io/decision").is_some_and(|decision| decision == "forbid")
+}
+
+/// What one request asked of the rights.
+fn uses(event: &AuditEvent) -> Vec<Use> {
+    let (Some(account), Some(about)) = (account(&event.user.username), event.object_ref.clone()) else {
+        return Vec::new();
+    };
+    // Whoever else has the credentials, such as a test that plays a thief, has another program.
+    if !event.user_agent.starts_with(AGENT) {
+        return Vec::new();
+    }
     let resource =
         if about.subresource.is_empty() { about.resource } else { format!("{}/{}", about.resource, about.subresource) };
-    // A refusal by admission, such as in a namespace that ends, is not a missing right.
-    let forbidden = event.annotations.get("authorization.k8s.io/decision").is_some_and(|decision| decision == "forbid");
     let name = if NAMED.contains(&resource.as_str()) { about.name } else { String::new() };
-    let (verb, group, namespace) = (event.verb.clone(), about.api_group, about.namespace);
-    Some(Use { account, verb, group, resource, namespace, name, forbidden })
+    let (group, namespace) = (about.api_group, about.namespace);
+    let one = Use { account, verb: event.verb.clone(), group, resource, namespace, name, forbidden: false };
+    // Some verbs stand for another that is needed as well but never logged.
+    let implied = match event.verb.as_str() {
+        // Apply of an object that was not there.
+        "patch" if event.code() == 201 => Some("create"),
+        // Lists are streamed; a server that cannot do that is asked for a plain one.
+        "watch" => Some("list"),
+        _ => None,
+    };
+    let implied = implied.map(|verb| Use { verb: verb.to_owned(), ..one.clone() });
+    implied.into_iter().chain([one]).collect()
 }
 
 /// The account behind a user: one of a test's process, or the one of an installation.
@@ -220,6 +253,24 @@ mod tests {
         for other in [used("list", "tls", "home"), used("get", "other", "home"), used("get", "tls", "elsewhere")] {
             assert!(!right.covers(&other), "{other:?}");
         }
+    }
+
+    #[test]
+    fn what_the_audit_log_does_not_spell_out_counts_too_and_a_thief_does_not() {
+        let event = |verb: &str, code: u16, agent: &str| -> AuditEvent {
+            serde_json::from_value(json!({
+                "verb": verb, "requestURI": "/", "userAgent": agent,
+                "user": {"username": "system:serviceaccount:groundcrew-system:groundcrew"},
+                "objectRef": {"resource": "nodes"}, "responseStatus": {"code": code},
+                "requestReceivedTimestamp": "2026-01-01T00:00:00Z", "stageTimestamp": "2026-01-01T00:00:00Z",
+            }))
+            .unwrap()
+        };
+        let verbs = |event: &AuditEvent| uses(event).into_iter().map(|one| one.verb).collect::<Vec<_>>();
+        assert_eq!(verbs(&event("patch", 201, "groundcrew/1")), ["create", "patch"]);
+        assert_eq!(verbs(&event("patch", 200, "groundcrew/1")), ["patch"]);
+        assert_eq!(verbs(&event("watch", 200, "groundcrew/1")), ["list", "watch"]);
+        assert!(verbs(&event("get", 200, "curl/8")).is_empty());
     }
 
     #[test]
