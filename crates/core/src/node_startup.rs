@@ -154,6 +154,7 @@ fn backfills(rules: &Rules, rule: &Rule, seen: &Seen<'_>) -> bool {
     rules.backfill
         && rule.is_built_in()
         && rules.holds_new(rule, &node.labels)
+        && !rules.is_stopped(rule)
         && !node.is_control_plane()
         && !node.completed()
         && !seen.user_pods

@@ -25,7 +25,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::info;
 
 use crate::cli::Settings;
-use crate::manifests::{CERTIFICATE_SECRET, DEFAULT_NAMESPACE, NAME, SPREAD_MEMORY, WEBHOOK_RECORD};
+use crate::manifests::{
+    CERTIFICATE_SECRET, DEFAULT_NAMESPACE, NAME, NODE_STARTUP_RECORD, SPREAD_MEMORY, WEBHOOK_RECORD,
+};
 use crate::run::runtime;
 use crate::runtime::client::{self, Clients};
 use crate::telemetry::Telemetry;
@@ -54,7 +56,7 @@ async fn run(clients: &Clients, config: &Config, namespace: &str) -> Result<(), 
     stop(client, namespace).await?;
     delete(&Api::<MutatingWebhookConfiguration>::all(client.clone()), NAME).await?;
     delete(&Api::<ValidatingWebhookConfiguration>::all(client.clone()), NAME).await?;
-    node_startup::cleanup::run(&clients.read, config).await?;
+    node_startup::cleanup::run(clients, config, namespace).await?;
     let opened = warmup::farewell::open(clients).await?;
     info!(opened, "warm-up gates opened");
     let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
@@ -64,7 +66,7 @@ async fn run(clients: &Clients, config: &Config, namespace: &str) -> Result<(), 
     delete(&leases, NAME).await?;
     delete(&Api::<Secret>::namespaced(client.clone(), namespace), CERTIFICATE_SECRET).await?;
     let records: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    for name in [WEBHOOK_RECORD, SPREAD_MEMORY] {
+    for name in [WEBHOOK_RECORD, SPREAD_MEMORY, NODE_STARTUP_RECORD] {
         delete(&records, name).await?;
     }
     info!("nothing of groundcrew is left but its custom resources and what installed it");

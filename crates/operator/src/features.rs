@@ -63,6 +63,26 @@ pub fn validators(context: &Context) -> Vec<Box<dyn Validator>> {
     validators
 }
 
+/// What the features may do in the whole cluster; one that is off may still undo what it did while it was on.
+#[must_use]
+pub fn permissions(config: &Config) -> Vec<PolicyRule> {
+    let mut rules: Vec<PolicyRule> = enabled(config).flat_map(|row| (row.permissions)(config)).collect();
+    if !config.node_startup.enabled {
+        rules.extend(node_startup::cleanup::permissions());
+    }
+    rules
+}
+
+/// Starts the enabled features, and what those that are off have to take back.
+pub fn start(context: &Context, registry: &mut Registry) {
+    for row in enabled(&context.config) {
+        (row.start)(context, registry);
+    }
+    if !context.config.node_startup.enabled {
+        node_startup::cleanup::start(context);
+    }
+}
+
 /// The resources that the enabled features bring.
 #[must_use]
 pub fn definitions(config: &Config) -> Vec<CustomResourceDefinition> {

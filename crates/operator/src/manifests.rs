@@ -15,6 +15,8 @@ pub const CERTIFICATE_SECRET: &str = "groundcrew-webhook-tls";
 pub const WEBHOOK_RECORD: &str = "groundcrew-webhooks";
 /// Remembers moves and droughts of `spread`.
 pub const SPREAD_MEMORY: &str = "groundcrew-spread";
+/// Remembers which startup taints are ours to remove.
+pub const NODE_STARTUP_RECORD: &str = "groundcrew-node-startup";
 
 /// The documents as one file.
 #[must_use]
@@ -109,7 +111,7 @@ fn cluster_rules(config: &Config) -> Vec<PolicyRule> {
     if config.crds.manage {
         rules.extend(definition_rules(config));
     }
-    rules.extend(features::enabled(config).flat_map(|feature| (feature.permissions)(config)));
+    rules.extend(features::permissions(config));
     rules
 }
 
@@ -130,7 +132,7 @@ fn own_namespace_rules() -> Vec<PolicyRule> {
         rule("coordination.k8s.io", &["leases"], &["create"], &[]),
         rule("coordination.k8s.io", &["leases"], &["get", "update", "patch"], &[NAME]),
         rule("", &["secrets", "configmaps"], &["create"], &[]),
-        rule("", &["configmaps"], &["get", "patch"], &[WEBHOOK_RECORD]),
+        rule("", &["configmaps"], &["get", "patch"], &[WEBHOOK_RECORD, NODE_STARTUP_RECORD]),
         rule("", &["configmaps"], &["get", "list", "watch", "patch"], &[SPREAD_MEMORY]),
         rule("", &["secrets"], &["get", "list", "watch", "patch"], &[CERTIFICATE_SECRET]),
     ]

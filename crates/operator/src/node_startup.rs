@@ -13,9 +13,10 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use groundcrew_core::config::{self, Config, Engine};
 use groundcrew_core::feature::Feature;
-use groundcrew_core::node_startup::guard::Guard;
 use groundcrew_core::node_startup::report::{Announcement, Reason, announce};
-use groundcrew_core::node_startup::{DaemonSetFacts, Decision, NodeFacts, Rule, Rules, Verdict, decide, held_since};
+use groundcrew_core::node_startup::{
+    DaemonSetFacts, Decision, NodeFacts, Released, Rule, Rules, Verdict, decide, held_since,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{self as api, ObjectReference};
 use k8s_openapi::api::rbac::v1::PolicyRule;
@@ -24,7 +25,7 @@ use kube::api::Api;
 use kube::core::DeserializeGuard;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 
 use crate::admission::registration::{Entry, FailurePolicy, Kind, Namespaces, Rule as Requests};
@@ -33,20 +34,24 @@ use crate::manifests::rule;
 use crate::run::Context;
 use crate::runtime::apply::{self, Outcome, Target, Write, WriteError};
 use crate::runtime::cache::{self, Cache, Changes, Key};
-use crate::runtime::queue::Next;
+use crate::runtime::queue::{Next, Queue};
 
 pub mod admission;
 pub mod cleanup;
 pub mod crd;
 pub mod engine;
 pub mod gather;
+mod heard;
 mod metrics;
+mod record;
 mod rules;
 mod survey;
 
 use crd::NodeStartupRule;
 use gather::{ByNode, Interned, World};
+use heard::Heard;
 use metrics::Metrics;
+use record::Record;
 
 pub const ROW: Row = Row {
     feature: Feature::NodeStartup,
@@ -113,7 +118,8 @@ fn pod_entry(namespaces: Namespaces) -> Entry {
     }
 }
 
-/// The operator must come up on held nodes. Keys below the autoscaler's prefix cannot be listed: their names come later.
+/// The operator must come up on held nodes. Rules of the cluster's own come later, so their keys have to be told: to
+/// tolerate everything would put it on cordoned, dedicated and virtual nodes as well.
 #[must_use]
 pub fn tolerations(config: &Config) -> Vec<api::Toleration> {
     let tolerate = |key: &str| api::Toleration {
@@ -121,7 +127,7 @@ pub fn tolerations(config: &Config) -> Vec<api::Toleration> {
         operator: Some("Exists".to_owned()),
         ..api::Toleration::default()
     };
-    config.node_startup.phases.iter().map(|phase| tolerate(&phase.taint_key)).collect()
+    config.node_startup.tolerated_keys().map(tolerate).collect()
 }
 
 /// What admission, the controller and the survey share.
@@ -129,12 +135,13 @@ pub fn tolerations(config: &Config) -> Vec<api::Toleration> {
 pub struct Shared {
     world: World,
     rules: ArcSwap<Rules>,
-    guards: ArcSwap<HashMap<String, Guard>>,
+    record: Record,
     cluster_rules: Arc<Cache<NodeStartupRule>>,
     /// Whether the rules of the cluster's own are known; counts up when they or the guards change.
     version: watch::Sender<Option<u64>>,
     /// Nodes to look at again.
     changes: Arc<Changes>,
+    heard: Arc<Heard>,
     /// When it was last said of a node and rule that it is held.
     told: Mutex<HashMap<(String, String), Timestamp>>,
 }
@@ -150,10 +157,11 @@ impl Shared {
                 by_node: ByNode::default(),
             },
             rules: ArcSwap::from_pointee(config.node_startup.rules()),
-            guards: ArcSwap::default(),
+            record: Record::default(),
             cluster_rules: Cache::new("NodeStartupRules"),
             version: watch::Sender::new(None),
             changes: Arc::default(),
+            heard: Arc::default(),
             told: Mutex::default(),
         })
     }
@@ -204,6 +212,7 @@ fn start(context: &Context, registry: &mut Registry) {
     engine::start(context, &shared, metrics.clone());
     survey::start(context, &shared, metrics.clone());
     let queue = context.queue(Feature::NodeStartup);
+    let queue = Queue { workers: queue.workers.max(AT_ONCE), ..queue };
     let (context, changes) = (context.clone(), Arc::clone(&shared.changes));
     context.tasks.clone().spawn(queue.run(changes, move |key| {
         let (shared, context, metrics) = (Arc::clone(&shared), context.clone(), metrics.clone());
@@ -217,12 +226,21 @@ fn follow(context: &Context, shared: &Arc<Shared>) {
     let client = &context.clients.watch;
     let (node_changes, set_changes, pod_changes) = (nodes.subscribe(), daemon_sets.subscribe(), pods.subscribe());
     let api: Api<DeserializeGuard<gather::Node>> = Api::all(client.clone());
-    context.follow(nodes, cache::fill(Arc::clone(nodes), api, context.feed(), gather::node));
+    let heard = Arc::clone(&shared.heard);
+    let project = move |node| gather::node(node).inspect(|facts| heard.note(&facts.name));
+    context.follow(nodes, cache::fill(Arc::clone(nodes), api, context.feed(), project));
     let api: Api<DeserializeGuard<gather::DaemonSet>> = Api::all(client.clone());
     context.follow(daemon_sets, cache::fill(Arc::clone(daemon_sets), api, context.feed(), gather::daemon_set));
     let api: Api<DeserializeGuard<gather::Pod>> = Api::all(client.clone());
     let (user_pods, interned) = (context.config.node_startup.backfill, Interned::default());
-    let project = move |pod| gather::pod(pod, user_pods, &interned);
+    let heard = Arc::clone(&shared.heard);
+    let project = move |pod| {
+        gather::pod(pod, user_pods, &interned).inspect(|facts| {
+            if facts.daemon.is_some() {
+                heard.note(&facts.node);
+            }
+        })
+    };
     context.follow(pods, cache::fill(Arc::clone(pods), api, context.feed(), project));
 
     let shared = Arc::clone(shared);
@@ -270,18 +288,21 @@ const HELD_AGAIN: i64 = 30;
 /// Nodes and rules remembered for that.
 const TOLD: usize = 20_000;
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// A release is one small write, and nodes become ready in bursts: none should wait for a few others.
+const AT_ONCE: usize = 32;
 /// Without leadership, or without all caches, a node is looked at again this soon.
 const SOON: Duration = Duration::from_secs(1);
 
 /// Gather, decide, apply.
 async fn reconcile(key: &Key, shared: &Arc<Shared>, context: &Context, metrics: &Metrics) -> Result<Next, Error> {
+    let heard = shared.heard.take(&key.name);
     let World { nodes, daemon_sets, pods, .. } = &shared.world;
     let synced = *nodes.synced().borrow() && *daemon_sets.synced().borrow() && *pods.synced().borrow();
     if !synced || !shared.rules_known() {
         return Ok(Next::After(SOON));
     }
     let Some(node) = nodes.get(key) else { return Ok(Next::Change) };
-    let act = |node: NodeFacts| async move { act(&node, shared, context, metrics).await };
+    let act = |node: NodeFacts| async move { act(&node, heard, shared, context, metrics).await };
     let outcome = apply::settle((*node).clone(), act, || read(&key.name, context)).await?;
     match outcome {
         Some(Outcome::Conflict) => Err(Error::Contended),
@@ -307,6 +328,7 @@ fn next_look(key: &Key, shared: &Shared, context: &Context) -> Next {
 /// `None` when there is nothing to write.
 async fn act(
     node: &NodeFacts,
+    heard: Option<Instant>,
     shared: &Shared,
     context: &Context,
     metrics: &Metrics,
@@ -325,19 +347,30 @@ async fn act(
     if let Outcome::Done(_) = outcome {
         tell(node, &decision, shared, context);
         for (rule, verdict) in &decision.verdicts {
-            done(node, rule, verdict, context, metrics);
+            done(node, rule, verdict, heard, context, metrics);
         }
     }
     Ok(Some(outcome))
 }
 
-fn done(node: &NodeFacts, rule: &Rule, verdict: &Verdict, context: &Context, metrics: &Metrics) {
+fn done(
+    node: &NodeFacts,
+    rule: &Rule,
+    verdict: &Verdict,
+    heard: Option<Instant>,
+    context: &Context,
+    metrics: &Metrics,
+) {
     let now = (context.clock)();
     match verdict {
         Verdict::Release(_) => {
             let held = Duration::try_from(now.duration_since(held_since(rule, node))).unwrap_or_default();
-            metrics.released(&rule.name, verdict, held);
-            info!(node = node.name, rule = rule.name, taint = %rule.taint, why = %verdict, "Removed startup taint");
+            // A deadline is no event: what it ends was heard of long before.
+            let followed = heard.filter(|_| *verdict == Verdict::Release(Released::Ready)).map(|at| at.elapsed());
+            metrics.released(&rule.name, verdict, held, followed);
+            let release_ms = followed.map(|after| after.as_secs_f64() * 1000.0);
+            let (node, rule, taint) = (&node.name, &rule.name, &rule.taint);
+            info!(node, rule, %taint, why = %verdict, release_ms, "Removed startup taint");
         }
         Verdict::Taint => {
             info!(node = node.name, rule = rule.name, taint = %rule.taint, why = %verdict, "Adding startup taint");

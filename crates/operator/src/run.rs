@@ -140,9 +140,7 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
         process.serve_webhook(&context, &mut registry).await?;
         if context.config.controller.enabled {
             definitions::start(&context);
-            for row in features::enabled(&context.config) {
-                (row.start)(&context, &mut registry);
-            }
+            features::start(&context, &mut registry);
         }
         if let Some(elector) = elector {
             context.tasks.spawn(elector.run(context.stopping.clone()));

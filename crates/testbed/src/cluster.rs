@@ -19,7 +19,7 @@ use crate::kubeconfig::{self, Credentials};
 use crate::pki::Authority;
 use crate::protocol::{ClusterInfo, Order, Part, Report};
 use crate::rights::ledger;
-use crate::{Layer, dump, locate, ports};
+use crate::{Layer, dump, locate, ports, supervisor};
 
 /// How long a supervisor may take to stop everything; a real node with pods needs the most.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
@@ -150,6 +150,16 @@ impl Cluster {
     /// It runs already, or does not become ready.
     pub async fn start_apiserver(&self) -> anyhow::Result<()> {
         self.order(Order::Start(Part::Apiserver)).await.map(drop)
+    }
+
+    /// Starts the API server anew with these flags beside its own, for example to be an older version that lacks an API.
+    ///
+    /// # Errors
+    /// It does not become ready.
+    pub async fn restart_apiserver_with(&self, flags: &[(&str, &str)]) -> anyhow::Result<()> {
+        std::fs::write(supervisor::apiserver_flags(&self.info.dir), serde_json::to_vec(flags)?)?;
+        self.stop_apiserver().await?;
+        self.start_apiserver().await
     }
 
     /// Ends a part gracefully.

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Context;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
-use kube::api::{Api, DynamicObject, ObjectMeta, PostParams};
-use kube::{Client, discovery};
+use kube::api::{Api, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::{Client, ResourceExt, discovery};
 use serde_json::Value;
 
 /// The smallest legal pod.
@@ -62,14 +63,30 @@ pub fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
 /// The kind is unknown, or the API server refused.
 pub async fn create(client: &Client, object: Value) -> anyhow::Result<DynamicObject> {
     let object: DynamicObject = serde_json::from_value(object)?;
-    let types = object.types.clone().unwrap_or_default();
-    let (group, version) = types.api_version.rsplit_once('/').unwrap_or(("", &types.api_version));
-    let kind = kube::core::GroupVersionKind::gvk(group, version, &types.kind);
-    let (resource, capabilities) = discovery::pinned_kind(client, &kind).await?;
-    let api: Api<DynamicObject> = match (&capabilities.scope, &object.metadata.namespace) {
-        (discovery::Scope::Namespaced, Some(namespace)) => Api::namespaced_with(client.clone(), namespace, &resource),
-        (discovery::Scope::Namespaced, None) => Api::default_namespaced_with(client.clone(), &resource),
-        (discovery::Scope::Cluster, _) => Api::all_with(client.clone(), &resource),
-    };
+    let api = api_of(client, &object, client.default_namespace()).await?;
     Ok(api.create(&PostParams::default(), &object).await?)
+}
+
+/// Applies objects of any kind as kubectl would, those without a namespace of their own in `namespace`.
+///
+/// # Errors
+/// A kind is unknown, or the API server refused.
+pub async fn apply(client: &Client, namespace: &str, objects: Vec<Value>) -> anyhow::Result<()> {
+    for object in objects {
+        let object: DynamicObject = serde_json::from_value(object)?;
+        let (api, name) = (api_of(client, &object, namespace).await?, object.name_any());
+        let params = PatchParams::apply("kubectl").force();
+        api.patch(&name, &params, &Patch::Apply(&object)).await.with_context(|| format!("cannot apply {name}"))?;
+    }
+    Ok(())
+}
+
+async fn api_of(client: &Client, object: &DynamicObject, namespace: &str) -> anyhow::Result<Api<DynamicObject>> {
+    let kind = object.types.as_ref().context("an object without a kind")?.try_into()?;
+    let (resource, capabilities) = discovery::pinned_kind(client, &kind).await?;
+    let namespace = object.metadata.namespace.as_deref().unwrap_or(namespace);
+    Ok(match capabilities.scope {
+        discovery::Scope::Namespaced => Api::namespaced_with(client.clone(), namespace, &resource),
+        discovery::Scope::Cluster => Api::all_with(client.clone(), &resource),
+    })
 }

@@ -20,6 +20,8 @@ pub struct NodeStartupFeature {
     pub common: Common,
     pub backfill: bool,
     pub deny_untolerated: bool,
+    /// Taint keys of the cluster's own rules that the operator's pods tolerate beside the built-in ones.
+    pub operator_tolerates: Vec<String>,
     pub failure_policy: FailurePolicy,
     pub guard: guard::Limits,
 }
@@ -68,6 +70,14 @@ impl FailurePolicy {
 }
 
 impl NodeStartupFeature {
+    /// Keys of taints on which the operator's own pods start.
+    pub fn tolerated_keys(&self) -> impl Iterator<Item = &str> {
+        self.phases
+            .iter()
+            .map(|phase| phase.taint_key.as_str())
+            .chain(self.operator_tolerates.iter().map(String::as_str))
+    }
+
     /// The rules that need no cluster to be known.
     #[must_use]
     pub fn rules(&self) -> Rules {
@@ -76,6 +86,7 @@ impl NodeStartupFeature {
             skip: vec![(keys::AKS_MODE.to_owned(), keys::AKS_MODE_SYSTEM.to_owned())],
             backfill: self.backfill,
             guard: self.guard,
+            ..Rules::default()
         }
     }
 }
@@ -109,6 +120,7 @@ pub(super) fn node_startup(mut s: Section<'_>) -> NodeStartupFeature {
         },
         backfill: s.get("backfill", false, boolean),
         deny_untolerated: s.get("denyUntolerated", false, boolean),
+        operator_tolerates: s.get("operatorTolerates", Vec::new(), taint_keys),
         failure_policy: s.get("failurePolicy", FailurePolicy::Fail, one_of(FailurePolicy::ALL, FailurePolicy::name)),
         guard: limits(s.section("guard")),
     }
@@ -173,6 +185,10 @@ fn phase(taint_key: &str, value: &Value) -> Parsed<Phase> {
 fn is_name(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     (1..=40).contains(&text.len()) && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+fn taint_keys(value: &Value) -> Parsed<Vec<String>> {
+    texts(value)?.into_iter().map(|key| qualified_name(&Value::String(key))).collect()
 }
 
 /// What the API server takes as a taint's key.
@@ -262,6 +278,7 @@ mod tests {
     #[case(json!({"phases": [{"name": "A b", "taintKey": "a.b/c", "initLabel": "r=d"}]}), "phases")]
     #[case(json!({"taintKey": "Not/Valid Key"}), "taintKey")]
     #[case(json!({"taintKey": "a/b/c"}), "taintKey")]
+    #[case(json!({"operatorTolerates": ["a b"]}), "operatorTolerates")]
     #[case(json!({"engine": "both"}), "engine")]
     #[case(json!({"failurePolicy": "fail"}), "failurePolicy")]
     #[case(json!({"minHold": "2m", "timeout": "1m"}), "minHold")]

@@ -14,7 +14,6 @@ use crate::patch::add;
 use crate::pod::{Text, TextMap};
 use crate::selector::Tainted;
 
-use super::guard::Guard;
 use super::rule::{Rule, Rules};
 use super::taint::append;
 
@@ -77,7 +76,7 @@ pub enum Birth {
 }
 
 #[must_use]
-pub fn decide(rules: &Rules, rule: &Rule, guard: Guard, node: &NodeView<'_>) -> Birth {
+pub fn decide(rules: &Rules, rule: &Rule, node: &NodeView<'_>) -> Birth {
     let taints = || node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     if !rules.holds_new(rule, &node.metadata.labels) {
         Birth::NotAsked
@@ -85,7 +84,7 @@ pub fn decide(rules: &Rules, rule: &Rule, guard: Guard, node: &NodeView<'_>) -> 
         Birth::AlreadyThere
     } else if taints().any(|t| rule.taint.clashes(t)) {
         Birth::Clash
-    } else if !guard.is_open() {
+    } else if rules.is_stopped(rule) {
         Birth::Stopped
     } else {
         Birth::Taint

@@ -3,6 +3,7 @@
 //! The built-in rule keeps the taint, label and annotations of the seed; a `NodeStartupRule` compiles into the same
 //! type, so there is one decision for both.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -25,6 +26,8 @@ pub struct Rules {
     pub skip: Vec<(String, String)>,
     pub backfill: bool,
     pub guard: guard::Limits,
+    /// Names of those that taint nobody for now: too many of their recent nodes never became ready.
+    pub stopped: BTreeSet<String>,
 }
 
 /// One taint and what lifts it.
@@ -158,6 +161,24 @@ impl Rule {
         phases.iter().enumerate().map(rule).collect()
     }
 
+    /// Lets go of a taint that an earlier configuration set and this one does not name.
+    #[must_use]
+    pub fn of_the_past(taint: TaintSpec) -> Self {
+        Self {
+            name: format!("retired-{}", taint.key),
+            origin: Origin::Custom,
+            nodes: Selector::everything(),
+            nodes_spec: LabelSelector::default(),
+            taint,
+            needs: Vec::new(),
+            ready_by: ReadyBy::default(),
+            min_hold: Duration::ZERO,
+            timeout: None,
+            dry_run: false,
+            retired: true,
+        }
+    }
+
     #[must_use]
     pub fn is_built_in(&self) -> bool {
         matches!(self.origin, Origin::BuiltIn { .. })
@@ -175,6 +196,11 @@ impl Rules {
     #[must_use]
     pub fn skips(&self, rule: &Rule, labels: &impl Lookup) -> bool {
         rule.is_built_in() && self.skip.iter().any(|(key, value)| labels.value(key) == Some(value))
+    }
+
+    #[must_use]
+    pub fn is_stopped(&self, rule: &Rule) -> bool {
+        self.stopped.contains(&rule.name)
     }
 
     /// Whether the rule wants a node with these labels held from its birth.
@@ -310,6 +336,13 @@ impl Draft {
         }
         if needs.is_empty() { Err(Invalid::NoEvidence) } else { Ok((nodes, needs)) }
     }
+}
+
+/// What an earlier configuration set and none of the rules knows.
+#[must_use]
+pub fn orphaned(rules: &[Rule], recorded: &[TaintSpec]) -> Vec<TaintSpec> {
+    let known = |taint: &&TaintSpec| rules.iter().any(|rule| rule.taint.clashes(*taint));
+    recorded.iter().filter(|taint| !known(taint)).cloned().collect()
 }
 
 /// Two rules must not share a taint: each would undo the other. The first by order keeps it.

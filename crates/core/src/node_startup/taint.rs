@@ -53,7 +53,7 @@ impl Tainted for Taint {
 }
 
 /// A taint groundcrew sets: `key=value:effect`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TaintSpec {
     pub key: String,
     pub value: String,

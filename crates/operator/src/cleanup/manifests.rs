@@ -4,7 +4,7 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
 
 use crate::manifests::{
-    CERTIFICATE_SECRET, NAME, SPREAD_MEMORY, WEBHOOK_RECORD, container_security, meta, pod_security, role, rule,
+    CERTIFICATE_SECRET, NAME, NODE_STARTUP_RECORD, SPREAD_MEMORY, WEBHOOK_RECORD, container_security, meta, pod_security, role, rule,
 };
 use crate::warmup::manifests::AGENT;
 
@@ -49,7 +49,8 @@ fn own_namespace_rules() -> Vec<PolicyRule> {
         // One per node: their names are not known beforehand.
         rule("coordination.k8s.io", &["leases"], &["list", "delete"], &[]),
         rule("", &["secrets"], &["delete"], &[CERTIFICATE_SECRET]),
-        rule("", &["configmaps"], &["delete"], &[WEBHOOK_RECORD, SPREAD_MEMORY]),
+        rule("", &["configmaps"], &["get"], &[NODE_STARTUP_RECORD]),
+        rule("", &["configmaps"], &["delete"], &[WEBHOOK_RECORD, SPREAD_MEMORY, NODE_STARTUP_RECORD]),
     ]
 }
 

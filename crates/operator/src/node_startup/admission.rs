@@ -5,7 +5,6 @@ use std::sync::Arc;
 use groundcrew_core::feature::Feature;
 use groundcrew_core::node_startup::admission::{Birth, NodeView, decide, patch};
 use groundcrew_core::node_startup::deny::{BoundPod, refusal};
-use groundcrew_core::node_startup::guard::Guard;
 use groundcrew_core::node_startup::{Rule, Rules};
 use json_patch::Patch;
 use tracing::{info, warn};
@@ -23,8 +22,7 @@ impl NodeFeature for Shared {
     fn review(&self, node: &NodeView<'_>, out: &mut NodeContribution) {
         let rules = self.rules();
         let name = node.metadata.name.as_ref().map_or("", |name| name.as_str());
-        let births: Vec<(&Rule, Birth)> =
-            rules.rules.iter().map(|rule| (rule, decide(&rules, rule, self.guard(rule), node))).collect();
+        let births: Vec<(&Rule, Birth)> = rules.rules.iter().map(|rule| (rule, decide(&rules, rule, node))).collect();
         for (rule, birth) in &births {
             match birth {
                 Birth::Taint => info!(node = name, rule = rule.name, taint = %rule.taint, "Adding startup taint"),
@@ -67,12 +65,5 @@ impl Validator for Denier {
         let Some(node) = self.0.world.nodes.get(&key) else { return Ok(()) };
         let rules: Arc<Rules> = self.0.rules();
         refusal(&rules, &pod, &node.taints).map_or(Ok(()), |why| Err(Refusal::Denied(why)))
-    }
-}
-
-impl Shared {
-    /// Open for a rule that nobody has judged yet.
-    pub(super) fn guard(&self, rule: &Rule) -> Guard {
-        self.guards.load().get(&rule.name).copied().unwrap_or(Guard::Open)
     }
 }

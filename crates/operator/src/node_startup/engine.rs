@@ -30,7 +30,7 @@ use crate::run::Context;
 use crate::runtime::apply::{Outcome, Target, Write};
 
 /// How often to look whether the API server was upgraded, and whether the policies are as they should be.
-const LOOK: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_secs(15);
 /// After an error, and while the first answer is missing.
 const RETRY: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(5);
@@ -84,7 +84,7 @@ async fn settle(
     before: &mut Option<Active>,
     metrics: &Metrics,
 ) -> Result<(), String> {
-    if !shared.rules_known() {
+    if !shared.rules_known() || (context.leadership.is_leader() && !shared.record.asked()) {
         return Ok(());
     }
     let webhook = context.config.webhook.enabled;
@@ -102,7 +102,7 @@ async fn settle(
     let rules = shared.rules();
     match active {
         Active::Policy => {
-            let changed = context.leadership.is_leader() && keep(shared, context, &rules, true).await?;
+            let changed = context.leadership.is_leader() && keep(context, &rules, true).await?;
             if changed && has_node_entry(context) {
                 sleep(OVERLAP).await;
             }
@@ -112,19 +112,19 @@ async fn settle(
             if register(context, true) {
                 sleep(OVERLAP).await;
             }
-            remove_where_served(shared, context, &rules).await?;
+            remove_where_served(context, &rules).await?;
         }
         Active::None => {
             register(context, false);
-            remove_where_served(shared, context, &rules).await?;
+            remove_where_served(context, &rules).await?;
         }
     }
     Ok(())
 }
 
-async fn remove_where_served(shared: &Shared, context: &Context, rules: &Rules) -> Result<(), String> {
+async fn remove_where_served(context: &Context, rules: &Rules) -> Result<(), String> {
     if context.leadership.is_leader() && served(&context.clients.read).await? {
-        keep(shared, context, rules, false).await?;
+        keep(context, rules, false).await?;
     }
     Ok(())
 }
@@ -159,11 +159,11 @@ pub(super) async fn served(client: &Client) -> Result<bool, String> {
 }
 
 /// Makes policies and bindings what the rules ask for; whether anything was written.
-async fn keep(shared: &Shared, context: &Context, rules: &Rules, wanted: bool) -> Result<bool, String> {
+async fn keep(context: &Context, rules: &Rules, wanted: bool) -> Result<bool, String> {
     let failure_policy = context.config.node_startup.failure_policy.name();
     let tainting: Vec<&Rule> = rules.rules.iter().filter(|rule| wanted && rule.taints()).collect();
     // While the guard is closed the policy stays and loses its binding: nothing is bound by it.
-    let open = |rule: &&&Rule| shared.guard(rule).is_open();
+    let open = |rule: &&&Rule| !rules.is_stopped(rule);
     let policies: Vec<Value> = tainting.iter().map(|rule| policy::policy(rules, rule, failure_policy)).collect();
     let bindings: Vec<Value> = tainting.iter().filter(open).map(|rule| policy::binding(rule)).collect();
     let one = keep_kind::<MutatingAdmissionPolicy>(context, &policies).await?;

@@ -1,5 +1,7 @@
 //! What can be seen of `node_startup` from outside.
 
+use std::time::Duration;
+
 use groundcrew_core::node_startup::report::{Blockers, Tally};
 use groundcrew_core::node_startup::{Named, Released, Verdict};
 use jiff::Timestamp;
@@ -42,6 +44,7 @@ pub struct Metrics {
     released: Family<Ended, Counter>,
     timeouts: Family<OfRule, Counter>,
     hold: Seconds,
+    release: Seconds,
     blocked: Family<OfDaemonSet, Gauge>,
     blocked_since: Family<OfDaemonSet, Gauge>,
     guard_open: Family<OfRule, Gauge>,
@@ -53,6 +56,11 @@ fn hold_buckets() -> Histogram {
     Histogram::new([0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0])
 }
 
+/// Around the tenth of a second that a release should take at most.
+fn release_buckets() -> Histogram {
+    Histogram::new([0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0])
+}
+
 impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
@@ -61,6 +69,7 @@ impl Metrics {
             released: Family::default(),
             timeouts: Family::default(),
             hold: Family::new_with_constructor(hold_buckets),
+            release: Family::new_with_constructor(release_buckets),
             blocked: Family::default(),
             blocked_since: Family::default(),
             guard_open: Family::default(),
@@ -72,6 +81,11 @@ impl Metrics {
         registry.register("released", "Nodes let go, by why", metrics.released.clone());
         registry.register("timed_out", "Nodes whose time was up", metrics.timeouts.clone());
         registry.register("hold_seconds", "How long released nodes were held", metrics.hold.clone());
+        registry.register(
+            "release_seconds",
+            "From the event that showed a node ready to the answer of the write that let it go",
+            metrics.release.clone(),
+        );
         registry.register("blocked_nodes", "Nodes that wait for this DaemonSet", metrics.blocked.clone());
         registry.register(
             "blocked_since_seconds",
@@ -83,7 +97,7 @@ impl Metrics {
         metrics
     }
 
-    pub fn released(&self, rule: &str, verdict: &Verdict, held: std::time::Duration) {
+    pub fn released(&self, rule: &str, verdict: &Verdict, held: Duration, followed: Option<Duration>) {
         let reason = match verdict {
             Verdict::Release(Released::Ready) => "ready",
             Verdict::Release(Released::TimedOut(_)) => "timed_out",
@@ -92,7 +106,11 @@ impl Metrics {
             _ => return,
         };
         self.released.get_or_create(&Ended { rule: rule.to_owned(), reason }).inc();
-        self.hold.get_or_create(&OfRule { rule: rule.to_owned() }).observe(held.as_secs_f64());
+        let labels = OfRule { rule: rule.to_owned() };
+        self.hold.get_or_create(&labels).observe(held.as_secs_f64());
+        if let Some(followed) = followed {
+            self.release.get_or_create(&labels).observe(followed.as_secs_f64());
+        }
     }
 
     pub fn timed_out(&self, rule: &str) {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use groundcrew_core::feature::Feature;
-use groundcrew_core::node_startup::Rules;
 use groundcrew_core::node_startup::report::Tally;
 use groundcrew_core::node_startup::rule::{Invalid, refuse_shared_taints};
+use groundcrew_core::node_startup::{Rule, Rules};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
@@ -75,7 +75,7 @@ async fn installed(rules: &Api<NodeStartupRule>) -> bool {
     }
 }
 
-fn recompile(shared: &Shared, context: &Context) {
+pub(super) fn recompile(shared: &Shared, context: &Context) {
     let mut own = Vec::new();
     shared.cluster_rules.for_each(|_, rule| own.push(Arc::clone(rule)));
     own.sort_by_key(|rule| rule.name_any());
@@ -87,8 +87,10 @@ fn recompile(shared: &Shared, context: &Context) {
     });
     let mut rules = Rules { rules: built_in.rules.iter().cloned().chain(compiled).collect(), ..built_in };
     refuse_shared_taints(&mut rules.rules);
-    info!(rules = own.len(), "rules of the cluster read");
-    shared.rules.store(Arc::new(rules));
+    let orphans = shared.record.orphans(&rules.rules);
+    info!(rules = own.len(), orphans = orphans.len(), "rules of the cluster read");
+    rules.rules.extend(orphans.into_iter().map(Rule::of_the_past));
+    shared.rules.rcu(|before| Rules { stopped: before.stopped.clone(), ..rules.clone() });
     shared.news();
     shared.mark_all();
 }
@@ -120,7 +122,7 @@ pub(super) async fn maintain(shared: &Shared, context: &Context, tallies: &[(Str
                 let patch = json!({"metadata": {"finalizers": finalizers}});
                 write(context, &rule, Write::Merge { version, patch }).await
             }
-            None => match status(shared, &rule, &tally, (context.clock)()) {
+            None => match status(shared, context, &rule, &tally) {
                 Some(status) => write(context, &rule, Write::MergeStatus(json!(status))).await,
                 None => Ok(()),
             },
@@ -155,24 +157,19 @@ fn finalizer(rule: &NodeStartupRule, tally: &Tally, now: jiff::Timestamp) -> Opt
 }
 
 /// The status the rule should have, if it has another.
-fn status(
-    shared: &Shared,
-    rule: &NodeStartupRule,
-    tally: &Tally,
-    now: jiff::Timestamp,
-) -> Option<NodeStartupRuleStatus> {
+fn status(shared: &Shared, context: &Context, rule: &NodeStartupRule, tally: &Tally) -> Option<NodeStartupRuleStatus> {
     let before = rule.status.clone().unwrap_or_default();
-    let problem = problem(shared, rule);
-    let accepted = if problem.is_none() { "True" } else { "False" };
-    let known = before.conditions.iter().find(|c| c.type_ == "Accepted");
-    let since = known.filter(|c| c.status == accepted).map_or(Time(now), |c| c.last_transition_time.clone());
-    let condition = Condition {
-        type_: "Accepted".to_owned(),
-        status: accepted.to_owned(),
-        reason: if problem.is_none() { "Compiled" } else { "Invalid" }.to_owned(),
-        message: problem.unwrap_or_default(),
-        last_transition_time: since,
-        observed_generation: rule.metadata.generation,
+    let condition = |type_: &str, (good, bad): (&str, &str), problem: Option<String>| {
+        let status = if problem.is_none() { "True" } else { "False" };
+        let known = before.conditions.iter().find(|c| c.type_ == type_ && c.status == status);
+        Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: if problem.is_none() { good } else { bad }.to_owned(),
+            message: problem.unwrap_or_default(),
+            last_transition_time: known.map_or(Time((context.clock)()), |c| c.last_transition_time.clone()),
+            observed_generation: rule.metadata.generation,
+        }
     };
     let wanted = NodeStartupRuleStatus {
         observed_generation: rule.metadata.generation,
@@ -181,7 +178,23 @@ fn status(
         timed_out: tally.timed_out,
         cannot_run: tally.cannot_run,
         would_hold: tally.would_hold,
-        conditions: vec![condition],
+        conditions: vec![
+            condition("Accepted", ("Compiled", "Invalid"), problem(shared, rule)),
+            condition("OperatorTolerates", ("Listed", "NotListed"), locks_us_out(context, rule)),
+        ],
     };
     (wanted != before).then_some(wanted)
+}
+
+/// Whether a cluster of nodes that this rule holds could not start the operator, which alone releases them.
+fn locks_us_out(context: &Context, rule: &NodeStartupRule) -> Option<String> {
+    let key = rule.draft().taint().key;
+    let told = context.config.node_startup.tolerated_keys().any(|told| told == key);
+    let why = || {
+        format!(
+            "the operator's pods do not tolerate {key}: where this rule may hold every node at once, add the key to \
+             nodeStartup.operatorTolerates"
+        )
+    };
+    (!told).then(why)
 }

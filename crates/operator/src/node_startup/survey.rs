@@ -2,7 +2,7 @@
 //!
 //! Each replica does it from its own caches, since each may be asked by the API server whether to taint a node.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
 use super::metrics::Metrics;
-use super::{Shared, rules};
+use super::{Shared, record, rules};
 use crate::run::Context;
 
 const EVERY: Duration = Duration::from_secs(2);
@@ -26,8 +26,13 @@ pub(super) fn start(context: &Context, shared: &Arc<Shared>, metrics: Metrics) {
         let mut surveyor = Surveyor { shared, context, metrics, rules: HashMap::new() };
         let mut ticks = interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut leader = surveyor.context.leadership.watch();
         loop {
-            ticks.tick().await;
+            tokio::select! {
+                _ = ticks.tick() => {}
+                // A new leader has a record to keep before anybody is tainted.
+                Ok(()) = leader.changed() => {}
+            }
             surveyor.survey().await;
         }
     }));
@@ -69,6 +74,7 @@ impl Surveyor {
         if leads {
             let tallies: Vec<(String, Tally)> =
                 self.rules.iter().map(|(name, memory)| (name.clone(), memory.tally)).collect();
+            record::maintain(&self.shared, &self.context, &tallies).await;
             rules::maintain(&self.shared, &self.context, &tallies).await;
         }
     }
@@ -129,14 +135,13 @@ impl Surveyor {
 
     fn judge(&mut self, rules: &Rules) {
         let now = (self.context.clock)();
-        let before = self.shared.guards.load_full();
-        let mut guards: HashMap<String, Guard> = HashMap::new();
+        let mut stopped = BTreeSet::new();
         for rule in &rules.rules {
             let memory = self.rules.entry(rule.name.clone()).or_default();
             let guard = memory.history.judge(&rules.guard, now);
             self.metrics.rule(&rule.name, &memory.tally, guard.is_open());
-            match (before.get(&rule.name).copied().unwrap_or(Guard::Open), guard) {
-                (Guard::Open, Guard::Stopped { timed_out, of }) => {
+            match (rules.is_stopped(rule), guard) {
+                (false, Guard::Stopped { timed_out, of }) => {
                     warn!(
                         rule = rule.name,
                         timed_out, of, "too many recent nodes timed out: new nodes are not tainted"
@@ -145,18 +150,18 @@ impl Surveyor {
                         format!("{}: {timed_out} of {of} recent nodes timed out; new ones are not held", rule.name);
                     self.say("StartupTaintingStopped", note);
                 }
-                (Guard::Stopped { .. }, Guard::Open) => info!(rule = rule.name, "new nodes are tainted again"),
+                (true, Guard::Open) => info!(rule = rule.name, "new nodes are tainted again"),
                 _ => {}
             }
-            guards.insert(rule.name.clone(), guard);
+            if !guard.is_open() {
+                stopped.insert(rule.name.clone());
+            }
         }
-        let is_open = |guards: &HashMap<String, Guard>| -> BTreeMap<String, bool> {
-            guards.iter().map(|(name, guard)| (name.clone(), guard.is_open())).collect()
-        };
-        let news = is_open(&before) != is_open(&guards);
-        self.shared.guards.store(Arc::new(guards));
-        if news {
+        if stopped != rules.stopped {
+            self.shared.rules.rcu(|rules| Rules { stopped: stopped.clone(), ..(**rules).clone() });
             self.shared.news();
+            // Nodes that were left alone may be taken up by backfill now.
+            self.shared.mark_all();
         }
     }
 

@@ -118,9 +118,22 @@ fn auto_registers_no_webhook_before_it_knows_the_api_server() {
 
 #[test]
 fn the_operator_tolerates_its_own_taint() {
-    let config = load(json!({"nodeStartup": {"enabled": true, "taintKey": "a.b/c"}}), vec![]).unwrap();
-    let keys: Vec<_> = tolerations(&config).into_iter().filter_map(|t| t.key).collect();
-    assert_eq!(keys, ["a.b/c"]);
+    let section = json!({"enabled": true, "taintKey": "a.b/c", "operatorTolerates": ["example.com/gpu"]});
+    let config = load(json!({"nodeStartup": section}), vec![]).unwrap();
+    let all = tolerations(&config);
+    let keys: Vec<_> = all.iter().filter_map(|t| t.key.as_deref()).collect();
+    assert_eq!(keys, ["a.b/c", "example.com/gpu"]);
+    assert!(all.iter().all(|t| t.operator.as_deref() == Some("Exists") && t.effect.is_none()));
+}
+
+#[test]
+fn a_feature_that_is_off_may_take_back_and_nothing_else() {
+    let mut verbs: Vec<String> = cleanup::permissions().into_iter().flat_map(|rule| rule.verbs).collect();
+    verbs.sort();
+    verbs.dedup();
+    assert_eq!(verbs, ["delete", "list", "patch"]);
+    let off = load(json!({}), vec![]).unwrap();
+    assert!(!off.node_startup.enabled && crate::features::tolerations(&off).is_empty());
 }
 
 #[test]

@@ -59,6 +59,7 @@ pub(crate) fn apiserver(plan: &Plan) -> anyhow::Result<Launch> {
         Layer::Api => launch.flag("disable-admission-plugins", "ServiceAccount"),
         Layer::Controllers | Layer::Nodes => launch,
     };
+    let launch = plan.apiserver_flags()?.into_iter().fold(launch, |launch, (name, value)| launch.flag(&name, value));
     Ok(match plan.layer {
         // Pods reach the API server through the kubernetes Service, which must not point at a loopback address.
         Layer::Nodes => launch.flag("bind-address", "0.0.0.0").flag("advertise-address", plan.address.to_string()),

@@ -11,6 +11,8 @@ mod plan;
 mod process;
 mod ready;
 
+pub(crate) use plan::apiserver_flags;
+
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};

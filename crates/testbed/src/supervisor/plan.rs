@@ -132,6 +132,15 @@ impl Plan {
         self.dir.join("etc").join(file)
     }
 
+    /// What a test has asked for, see [`Cluster::restart_apiserver_with`](crate::Cluster::restart_apiserver_with).
+    pub(crate) fn apiserver_flags(&self) -> anyhow::Result<Vec<(String, String)>> {
+        match fs::read(apiserver_flags(&self.dir)) {
+            Ok(text) => Ok(serde_json::from_slice(&text)?),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     pub(crate) fn log(&self, part: Part) -> PathBuf {
         self.dir.join("logs").join(format!("{part}.log"))
     }
@@ -172,6 +181,11 @@ impl Plan {
             node,
         })
     }
+}
+
+/// Written by a test, read by its supervisor.
+pub(crate) fn apiserver_flags(dir: &Path) -> PathBuf {
+    dir.join("etc").join("apiserver-flags.json")
 }
 
 /// Also known to whoever cleans up after a run that was killed.

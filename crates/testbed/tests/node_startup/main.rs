@@ -9,6 +9,11 @@
 )]
 
 mod births;
+mod endings;
+mod faults;
+mod guard;
+mod judge;
+mod real_node;
 mod releases;
 mod rules;
 mod scale;

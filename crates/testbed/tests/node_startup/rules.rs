@@ -21,15 +21,19 @@ pub async fn install(cluster: &Cluster) -> anyhow::Result<Api<NodeStartupRule>> 
     Ok(Api::all(cluster.client()))
 }
 
-fn rule(name: &str, spec: Value) -> NodeStartupRule {
+pub fn rule(name: &str, spec: Value) -> NodeStartupRule {
     parse(
         json!({"apiVersion": "groundcrew.io/v1alpha1", "kind": "NodeStartupRule", "metadata": {"name": name}, "spec": spec}),
     )
 }
 
-fn accepted(rule: &NodeStartupRule) -> Option<(&str, &str)> {
-    let condition = rule.status.as_ref()?.conditions.iter().find(|c| c.type_ == "Accepted")?;
+fn condition<'r>(rule: &'r NodeStartupRule, kind: &str) -> Option<(&'r str, &'r str)> {
+    let condition = rule.status.as_ref()?.conditions.iter().find(|c| c.type_ == kind)?;
     Some((condition.status.as_str(), condition.message.as_str()))
+}
+
+fn accepted(rule: &NodeStartupRule) -> Option<(&str, &str)> {
+    condition(rule, "Accepted")
 }
 
 fn carries(node: &k8s_openapi::api::core::v1::Node, key: &str) -> bool {
@@ -78,7 +82,8 @@ async fn a_rule_holds_its_nodes_until_its_evidence_is_there_and_leaves_no_taint(
     const TAINT: &str = "startup-taint.cluster-autoscaler.kubernetes.io/gpu";
     let cluster = Cluster::start(Layer::Api).await?;
     let rules = install(&cluster).await?;
-    let groundcrew = Groundcrew::builder(&cluster).config_yaml(&config("builtIn: false")).start().await?;
+    let yaml = config("builtIn: false\noperatorTolerates: [example.com/told]");
+    let groundcrew = Groundcrew::builder(&cluster).config_yaml(&yaml).start().await?;
     engine(&groundcrew, "policy").await?;
     let driver = init_set(&cluster, "driver", "none", json!({})).await?;
     let spec = json!({
@@ -98,7 +103,14 @@ async fn a_rule_holds_its_nodes_until_its_evidence_is_there_and_leaves_no_taint(
     let plain = create_node(&cluster, "plain", json!({}), json!([])).await?;
     assert!(!carries(&plain, TAINT));
     let one = |r: &NodeStartupRule| r.status.as_ref().is_some_and(|s| s.held == 1);
-    cluster.wait_for(&rules, "gpu", "one node held", SOON, one).await?;
+    let gpu = cluster.wait_for(&rules, "gpu", "one node held", SOON, one).await?;
+    // Where it held every node, the operator could not start to release them.
+    let (status, why) = condition(&gpu, "OperatorTolerates").unwrap_or_default();
+    assert!(status == "False" && why.contains(TAINT), "{status} {why}");
+    let told = json!({"taint": {"key": "example.com/told"}, "dryRun": true, "evidence": {"allDaemonSets": true}});
+    rules.create(&PostParams::default(), &rule("told", told)).await?;
+    let judged = |r: &NodeStartupRule| condition(r, "OperatorTolerates") == Some(("True", ""));
+    cluster.wait_for(&rules, "told", "tolerated", SOON, judged).await?;
 
     let name = born.name_any();
     make_ready(&cluster, &init_pod(&cluster, &driver, &name).await?).await?;

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use groundcrew_testbed::{AuditEvent, Cluster, Groundcrew, KwokNode, Layer};
+use groundcrew_testbed::{Cluster, Groundcrew, KwokNode, Layer};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::{Value, json};
 
+use crate::judge;
 use crate::support::*;
 
 /// How many nodes join; fewer where time is short.
@@ -19,7 +20,6 @@ fn size() -> usize {
 }
 
 const PER_SECOND: u64 = 50;
-const LONG: Duration = Duration::from_secs(300);
 
 async fn waiting_pods(cluster: &Cluster, namespace: &str, replicas: usize) -> anyhow::Result<()> {
     let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {
@@ -34,15 +34,11 @@ async fn waiting_pods(cluster: &Cluster, namespace: &str, replicas: usize) -> an
     Ok(())
 }
 
-fn name_of(event: &AuditEvent) -> Option<String> {
-    event.object_key()?.rsplit('/').next().map(str::to_owned)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn no_user_pod_is_bound_before_its_node_is_released() -> anyhow::Result<()> {
     let nodes_wanted = size();
     let cluster = Cluster::start(Layer::Controllers).await?;
-    let set = init_set(&cluster, "agent", "init", json!({})).await?;
+    init_set(&cluster, "agent", "init", json!({})).await?;
     let namespace = cluster.namespace("users").await?;
     waiting_pods(&cluster, namespace.name(), 2 * nodes_wanted).await?;
     let groundcrew = Groundcrew::builder(&cluster).config_yaml(&config("")).start().await?;
@@ -98,59 +94,45 @@ async fn no_user_pod_is_bound_before_its_node_is_released() -> anyhow::Result<()
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
     println!("all released and all pods bound after {:?}", started.elapsed());
-    drop(set);
-    judge(&cluster, nodes_wanted).await
+    judge(&cluster, nodes_wanted).await?;
+    say("release after the watch event, in groundcrew", release_times(&groundcrew.log()?)?);
+    Ok(())
+}
+
+/// Milliseconds from the event that showed a node ready to the answer of the write, as groundcrew logged them.
+fn release_times(log: &str) -> anyhow::Result<Vec<f64>> {
+    let lines = log.lines().filter(|line| line.contains("Removed startup taint"));
+    let parsed: Vec<Value> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
+    Ok(parsed.iter().filter_map(|line| line["release_ms"].as_f64()).collect())
+}
+
+fn say(what: &str, mut delays: Vec<f64>) {
+    delays.sort_by(f64::total_cmp);
+    let percentile = |p: usize| delays.get((delays.len() * p / 100).min(delays.len() - 1)).copied().unwrap_or_default();
+    let (p50, p99, max) = (percentile(50), percentile(99), percentile(100));
+    println!("{what}, over {} nodes: p50 {p50:.1} ms, p99 {p99:.1} ms, max {max:.1} ms", delays.len());
 }
 
 /// Reads the audit log: releases after readiness, bindings after releases.
 async fn judge(cluster: &Cluster, nodes_wanted: usize) -> anyhow::Result<()> {
     let events = cluster.audit_events().await?;
-    let mut ready: BTreeMap<String, Timestamp> = BTreeMap::new();
-    let mut released: BTreeMap<String, (Timestamp, Timestamp)> = BTreeMap::new();
-    let mut bound: Vec<(String, Timestamp)> = Vec::new();
-    for event in events.iter().filter(|e| e.is_committed_write()) {
-        if event.is_about("pods", "status") {
-            let is_ready = |c: &Value| c["type"] == "Ready" && c["status"] == "True";
-            let init = event.response_at("/metadata/labels/startup.k8s.io~1component").is_some();
-            let conditions = event.response_at("/status/conditions").and_then(Value::as_array);
-            let node = event.response_at("/spec/nodeName").and_then(Value::as_str);
-            if let (true, Some(node), true) = (init, node, conditions.into_iter().flatten().any(is_ready)) {
-                ready.entry(node.to_owned()).or_insert(event.stage_timestamp);
-            }
-        } else if event.is_about("nodes", "") && event.user_agent.starts_with("groundcrew/") {
-            if let Some(node) = name_of(event) {
-                let before = released.insert(node.clone(), (event.request_received_timestamp, event.stage_timestamp));
-                anyhow::ensure!(before.is_none(), "{node} was written twice");
-            }
-        } else if event.is_about("pods", "binding") {
-            let node = event.request_object.as_ref().and_then(|b| b.pointer("/target/name")).and_then(Value::as_str);
-            let user = event.object_ref.as_ref().is_some_and(|o| o.namespace.starts_with("users"));
-            if let (Some(node), true) = (node, user) {
-                bound.push((node.to_owned(), event.request_received_timestamp));
-            }
+    let releases = judge::releases(&events)?;
+    judge::released_only_when_ready(&events, &releases)?;
+    assert!(releases.len() >= nodes_wanted, "{} released", releases.len());
+    let from: BTreeMap<&str, Timestamp> = releases.iter().map(|r| (r.node.as_str(), r.asked)).collect();
+    let mut bound = 0;
+    for event in events.iter().filter(|e| e.is_committed_write() && e.is_about("pods", "binding")) {
+        let node = event.request_object.as_ref().and_then(|b| b.pointer("/target/name")).and_then(Value::as_str);
+        let user = event.object_ref.as_ref().is_some_and(|o| o.namespace.starts_with("users"));
+        if let (Some(node), true) = (node, user) {
+            bound += 1;
+            let free = from.get(node).is_some_and(|from| event.request_received_timestamp >= *from);
+            anyhow::ensure!(free, "a user pod was bound to {node} before its release");
         }
     }
-    assert!(released.len() >= nodes_wanted, "{} released", released.len());
-    let early: Vec<&String> = bound
-        .iter()
-        .filter(|(node, at)| released.get(node).is_none_or(|(from, _)| at < from))
-        .map(|(node, _)| node)
-        .collect();
-    assert!(early.is_empty(), "bound before the release: {early:?}");
-    assert_eq!(bound.len(), 2 * nodes_wanted);
-    let mut delays: Vec<f64> = Vec::new();
-    for (node, (_, done)) in &released {
-        let at = ready.get(node).ok_or_else(|| anyhow::anyhow!("{node} was released without a ready init pod"))?;
-        delays.push(done.duration_since(*at).as_secs_f64() * 1000.0);
-    }
-    delays.sort_by(f64::total_cmp);
-    let percentile = |p: usize| delays[(delays.len() * p / 100).min(delays.len() - 1)];
-    println!(
-        "release after readiness over {} nodes: p50 {:.1} ms, p99 {:.1} ms, max {:.1} ms",
-        delays.len(),
-        percentile(50),
-        percentile(99),
-        percentile(100)
-    );
+    assert_eq!(bound, 2 * nodes_wanted);
+    let ready = judge::first_ready(&events);
+    let after = |r: &judge::Release| ready.get(&r.node).map(|at| r.done.duration_since(*at).as_secs_f64() * 1000.0);
+    say("release after readiness, in the audit log", releases.iter().filter_map(after).collect());
     Ok(())
 }

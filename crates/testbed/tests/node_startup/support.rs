@@ -9,7 +9,10 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-pub const SOON: Duration = Duration::from_secs(40);
+/// Far more than anything takes on two busy cores.
+pub const SOON: Duration = Duration::from_secs(60);
+/// For what needs controllers of others first.
+pub const LONG: Duration = Duration::from_secs(180);
 pub const KEY: &str = "startup.k8s.io/initializing";
 pub const COMPLETED: &str = "startup.k8s.io/completedAt";
 

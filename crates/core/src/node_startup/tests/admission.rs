@@ -3,19 +3,18 @@ use rstest::rstest;
 
 use super::*;
 use crate::node_startup::admission::{Birth, NodeView, decide, patch};
-use crate::node_startup::guard::Guard;
 
 fn birth(rules: &Rules, node: &Value) -> Vec<Birth> {
     let text = node.to_string();
     let view: NodeView<'_> = serde_json::from_str(&text).unwrap();
-    rules.rules.iter().map(|rule| decide(rules, rule, Guard::Open, &view)).collect()
+    rules.rules.iter().map(|rule| decide(rules, rule, &view)).collect()
 }
 
 /// The operations that a node is answered with.
 fn answer(rules: &Rules, node: &Value) -> json_patch::Patch {
     let text = node.to_string();
     let view: NodeView<'_> = serde_json::from_str(&text).unwrap();
-    patch(&view, rules.rules.iter().filter(|rule| decide(rules, rule, Guard::Open, &view) == Birth::Taint))
+    patch(&view, rules.rules.iter().filter(|rule| decide(rules, rule, &view) == Birth::Taint))
 }
 
 fn ours() -> Value {
@@ -78,10 +77,9 @@ fn a_rule_taints_only_the_nodes_it_selects() {
 
 #[test]
 fn nobody_is_tainted_while_too_many_time_out() {
-    let rules = built_in(&common());
-    let view = NodeView::default();
-    let stopped = Guard::Stopped { timed_out: 9, of: 10 };
-    assert_eq!(decide(&rules, &rules.rules[0], stopped, &view), Birth::Stopped);
+    let stopped = ["initializing".to_owned()].into();
+    let rules = Rules { stopped, ..two_phases(&common()) };
+    assert_eq!(birth(&rules, &json!({"metadata": {}, "spec": {}})), [Birth::Taint, Birth::Stopped]);
 }
 
 proptest! {

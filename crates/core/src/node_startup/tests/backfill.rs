@@ -36,6 +36,12 @@ fn a_busy_node_is_left_alone() {
 }
 
 #[test]
+fn nobody_is_tainted_late_while_too_many_time_out() {
+    let stopped = Rules { stopped: ["initializing".to_owned()].into(), ..rules() };
+    assert_eq!(seen(&stopped, &missed(), false), Verdict::Leave(Leave::NotHeld));
+}
+
+#[test]
 fn backfill_is_off_unless_asked_for() {
     assert_eq!(seen(&built_in(&common()), &missed(), false), Verdict::Leave(Leave::NotHeld));
 }
