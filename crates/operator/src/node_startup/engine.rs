@@ -5,6 +5,8 @@
 //!                                                 ──no───► register the webhook entry, then remove policies
 //! ```
 //!
+//! An entry that is registered when we start, or when we begin to lead, stays until the policies are seen in place.
+//!
 //! A graceful stop leaves the policies: nodes are born tainted while nobody of us lives. The moment in which both are
 //! there is harmless, since whoever comes second finds the taint.
 
@@ -13,9 +15,11 @@ use std::time::Duration;
 
 use groundcrew_core::config::Engine;
 use groundcrew_core::feature::Feature;
+use groundcrew_core::node_startup::Rules;
 use groundcrew_core::node_startup::policy;
-use groundcrew_core::node_startup::{Rule, Rules};
-use k8s_openapi::api::admissionregistration::v1::{MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, MutatingWebhookConfiguration,
+};
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::discovery::ApiResource;
 use kube::{Client, Resource, ResourceExt};
@@ -25,7 +29,7 @@ use tracing::{debug, info, warn};
 
 use super::metrics::Metrics;
 use super::{Shared, node_entry};
-use crate::admission::registration::Kind;
+use crate::admission::registration::{Kind, NAME};
 use crate::run::Context;
 use crate::runtime::apply::{Outcome, Target, Write};
 
@@ -57,7 +61,10 @@ impl Active {
 
 pub(super) fn start(context: &Context, shared: &Arc<Shared>, metrics: Metrics) {
     let (shared, context) = (Arc::clone(shared), context.clone());
+    let known = context.readiness.check("what taints new nodes so far");
     context.tasks.clone().spawn(context.stopping.clone().run_until_cancelled_owned(async move {
+        keep_what_is_registered(&context).await;
+        known.pass();
         let mut news = shared.version.subscribe();
         let mut leader = context.leadership.watch();
         let mut before = None;
@@ -95,18 +102,19 @@ async fn settle(
         Engine::Auto if webhook => Active::Webhook,
         _ => Active::None,
     };
-    if before.replace(active) != Some(active) {
-        info!(engine = active.name(), "new nodes are tainted by this engine");
-        metrics.engine(active.name());
-    }
     let rules = shared.rules();
     match active {
-        Active::Policy => {
-            let changed = context.leadership.is_leader() && keep(context, &rules, true).await?;
-            if changed && has_node_entry(context) {
+        Active::Policy if context.leadership.is_leader() => {
+            if keep(context, &rules, true).await? && has_node_entry(context) {
                 sleep(OVERLAP).await;
             }
             register(context, false);
+        }
+        // Who leads next must not drop the entry before it has seen to the policies.
+        Active::Policy => {
+            if in_place(context, &rules).await? {
+                register(context, false);
+            }
         }
         Active::Webhook => {
             if register(context, true) {
@@ -119,7 +127,34 @@ async fn settle(
             remove_where_served(context, &rules).await?;
         }
     }
+    if before.replace(active) != Some(active) {
+        info!(engine = active.name(), "new nodes are tainted by this engine");
+        metrics.engine(active.name());
+    }
     Ok(())
+}
+
+/// Until policies are in place, a registered webhook is what holds new nodes.
+async fn keep_what_is_registered(context: &Context) {
+    let config = &context.config;
+    if !config.webhook.enabled || !matches!(config.node_startup.engine, Engine::Auto | Engine::Policy) {
+        return;
+    }
+    let api: Api<MutatingWebhookConfiguration> = Api::all(context.clients.read.clone());
+    let ours = node_entry(config).name();
+    loop {
+        match timeout(CALL, api.get_opt(NAME)).await {
+            Ok(Ok(live)) => {
+                if live.is_some_and(|live| live.webhooks.iter().flatten().any(|webhook| webhook.name == ours)) {
+                    register(context, true);
+                }
+                return;
+            }
+            Ok(Err(error)) => warn!(%error, "cannot ask which webhooks are registered, trying again"),
+            Err(_) => warn!("cannot ask in time which webhooks are registered, trying again"),
+        }
+        sleep(RETRY).await;
+    }
 }
 
 async fn remove_where_served(context: &Context, rules: &Rules) -> Result<(), String> {
@@ -158,38 +193,53 @@ pub(super) async fn served(client: &Client) -> Result<bool, String> {
     }
 }
 
-/// Makes policies and bindings what the rules ask for; whether anything was written.
-async fn keep(context: &Context, rules: &Rules, wanted: bool) -> Result<bool, String> {
+/// What the rules ask for: a policy each, and bindings where the guard is open. Nothing is bound by a policy without.
+fn wanted(context: &Context, rules: &Rules) -> (Vec<Value>, Vec<Value>) {
     let failure_policy = context.config.node_startup.failure_policy.name();
-    let tainting: Vec<&Rule> = rules.rules.iter().filter(|rule| wanted && rule.taints()).collect();
-    // While the guard is closed the policy stays and loses its binding: nothing is bound by it.
-    let open = |rule: &&&Rule| !rules.is_stopped(rule);
-    let policies: Vec<Value> = tainting.iter().map(|rule| policy::policy(rules, rule, failure_policy)).collect();
-    let bindings: Vec<Value> = tainting.iter().filter(open).map(|rule| policy::binding(rule)).collect();
+    let tainting = || rules.rules.iter().filter(|rule| rule.taints());
+    let policies = tainting().map(|rule| policy::policy(rules, rule, failure_policy)).collect();
+    (policies, tainting().filter(|rule| !rules.is_stopped(rule)).map(policy::binding).collect())
+}
+
+/// Makes policies and bindings what the rules ask for, or removes them all; whether anything was written.
+async fn keep(context: &Context, rules: &Rules, wants: bool) -> Result<bool, String> {
+    let (policies, bindings) = if wants { wanted(context, rules) } else { Default::default() };
     let one = keep_kind::<MutatingAdmissionPolicy>(context, &policies).await?;
     let two = keep_kind::<MutatingAdmissionPolicyBinding>(context, &bindings).await?;
     Ok(one || two)
 }
 
+/// Whether the leader has done all that.
+async fn in_place(context: &Context, rules: &Rules) -> Result<bool, String> {
+    let (policies, bindings) = wanted(context, rules);
+    let live_policies = owned::<MutatingAdmissionPolicy>(&context.clients.read).await?;
+    let live_bindings = owned::<MutatingAdmissionPolicyBinding>(&context.clients.read).await?;
+    Ok(policies.iter().all(|wanted| is_there(&live_policies, wanted))
+        && bindings.iter().all(|wanted| is_there(&live_bindings, wanted)))
+}
+
+fn name_of(object: &Value) -> &str {
+    object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default()
+}
+
+fn is_there(live: &[DynamicObject], wanted: &Value) -> bool {
+    let spec = |live: &DynamicObject| live.data.get("spec").zip(wanted.get("spec")).is_some_and(|(l, w)| holds(l, w));
+    live.iter().any(|live| live.name_any() == name_of(wanted) && spec(live))
+}
+
 async fn keep_kind<K: Resource<DynamicType = ()>>(context: &Context, wanted: &[Value]) -> Result<bool, String> {
     let live = owned::<K>(&context.clients.read).await?;
     let mut written = false;
-    for object in wanted {
-        let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
-        let same = live.iter().any(|l| {
-            l.name_any() == name
-                && l.data.get("spec").is_some_and(|spec| object.get("spec").is_some_and(|wanted| holds(spec, wanted)))
-        });
-        if !same {
-            let target = Target::of::<K>(None, name, "");
-            done(context.writer.write(Feature::NodeStartup, &target, &Write::Apply(object.clone())).await)?;
-            written = true;
-            debug!(name, "policy applied");
-        }
+    for object in wanted.iter().filter(|object| !is_there(&live, object)) {
+        let name = name_of(object);
+        let target = Target::of::<K>(None, name, "");
+        done(context.writer.write(Feature::NodeStartup, &target, &Write::Apply(object.clone())).await)?;
+        written = true;
+        debug!(name, "policy applied");
     }
     for object in live {
         let name = object.name_any();
-        if wanted.iter().any(|w| w.pointer("/metadata/name").and_then(Value::as_str) == Some(&name)) {
+        if wanted.iter().any(|wanted| name_of(wanted) == name) {
             continue;
         }
         let target = Target::of::<K>(None, &name, &object.uid().unwrap_or_default());
@@ -202,7 +252,7 @@ async fn keep_kind<K: Resource<DynamicType = ()>>(context: &Context, wanted: &[V
 
 fn done(result: Result<Outcome, crate::runtime::apply::WriteError>) -> Result<(), String> {
     match result {
-        Ok(Outcome::Done(_) | Outcome::Gone | Outcome::NotLeader) => Ok(()),
+        Ok(Outcome::Done(_) | Outcome::Gone) => Ok(()),
         Ok(other) => Err(format!("{other:?}")),
         Err(error) => Err(error.to_string()),
     }

@@ -18,43 +18,64 @@ use crate::support::*;
 
 const WRITERS: usize = 4;
 const NODES: usize = 32;
-/// Each writer's, over all nodes; a few more than fifty, since some meet a newer version and do not land.
+/// Each writer's, over all nodes; a few more than fifty, since some meet another list than the one seen.
 const PER_SECOND: u64 = 58;
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 24;
 const QUARREL: Duration = Duration::from_secs(12);
 
-/// The nodes as a controller's cache shows them.
-type View = Arc<Mutex<BTreeMap<String, Node>>>;
+/// The nodes as a controller's cache shows them, its own writes included.
+#[derive(Clone, Default)]
+struct View(Arc<Mutex<BTreeMap<String, Node>>>);
 
-async fn follow(api: Api<Node>, view: View) -> anyhow::Result<()> {
-    let mut events = std::pin::pin!(watcher(api, watcher::Config::default()));
-    while let Some(event) = events.try_next().await? {
-        if let Event::InitApply(node) | Event::Apply(node) = event {
-            view.lock().expect("unpoisoned").insert(node.name_any(), node);
+impl View {
+    fn see(&self, node: Node) {
+        let version = |node: &Node| node.resource_version().and_then(|v| v.parse::<u64>().ok());
+        let mut nodes = self.0.lock().expect("unpoisoned");
+        let newer = nodes.get(&node.name_any()).is_none_or(|known| version(known) < version(&node));
+        if newer {
+            nodes.insert(node.name_any(), node);
         }
     }
-    anyhow::bail!("the watch of the hostile writers ended")
+
+    fn get(&self, name: &str) -> Option<Node> {
+        self.0.lock().expect("unpoisoned").get(name).cloned()
+    }
+
+    async fn follow(self, api: Api<Node>) -> anyhow::Result<()> {
+        let mut events = std::pin::pin!(watcher(api, watcher::Config::default()));
+        while let Some(event) = events.try_next().await? {
+            if let Event::InitApply(node) | Event::Apply(node) = event {
+                self.see(node);
+            }
+        }
+        anyhow::bail!("the watch of the hostile writers ended")
+    }
 }
 
-/// Adds its own taint, or removes it, by replacing the whole list of the version it has seen, as most controllers do.
-async fn toggle(api: &Api<Node>, node: Option<Node>, key: &str) -> anyhow::Result<bool> {
-    let Some(mut node) = node else { return Ok(false) };
-    let (name, version) = (node.name_any(), node.resource_version());
-    let list = node.spec.get_or_insert_default().taints.get_or_insert_default();
-    match list.iter().position(|t| t.key == key) {
-        Some(at) => drop(list.remove(at)),
-        None => list.insert(0, parse(json!({"key": key, "value": "x", "effect": "PreferNoSchedule"}))),
-    }
-    let taints = json!({"metadata": {"resourceVersion": version}, "spec": {"taints": list}});
-    match api.patch(&name, &PatchParams::default(), &Patch::Merge(taints)).await {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+/// Puts its own taint first, or takes it away from where it was last seen; whether that landed.
+async fn toggle(api: &Api<Node>, view: &View, name: &str, key: &str) -> anyhow::Result<bool> {
+    let Some(node) = view.get(name) else { return Ok(false) };
+    let own = json!({"key": key, "value": "x", "effect": "PreferNoSchedule"});
+    let patch = match taints(&node).iter().position(|t| t.key == key) {
+        Some(at) => {
+            let path = format!("/spec/taints/{at}");
+            json!([{"op": "test", "path": path, "value": own}, {"op": "remove", "path": path}])
+        }
+        None if taints(&node).is_empty() => json!([{"op": "add", "path": "/spec/taints", "value": [own]}]),
+        None => json!([{"op": "add", "path": "/spec/taints/0", "value": own}]),
+    };
+    match api.patch(name, &PatchParams::default(), &Patch::<()>::Json(parse(patch))).await {
+        Ok(node) => {
+            view.see(node);
+            Ok(true)
+        }
+        Err(kube::Error::Api(status)) if matches!(status.code, 409 | 422) => Ok(false),
         Err(other) => Err(other.into()),
     }
 }
 
 /// How often it wrote per second.
-async fn quarrel(cluster: &Cluster, view: View, writer: usize) -> anyhow::Result<f64> {
+async fn quarrel(cluster: &Cluster, view: &View, writer: usize) -> anyhow::Result<f64> {
     let api: Api<Node> = Api::all(cluster.connect().await?);
     let key = format!("example.com/writer-{writer}");
     let began = tokio::time::Instant::now();
@@ -66,8 +87,8 @@ async fn quarrel(cluster: &Cluster, view: View, writer: usize) -> anyhow::Result
     let landed = rounds
         .take_until(tokio::time::sleep(QUARREL))
         .map(|round| {
-            let node = view.lock().expect("unpoisoned").get(&format!("n{:02}", round % NODES)).cloned();
-            toggle(&api, node, &key)
+            let (api, key) = (&api, &key);
+            async move { toggle(api, view, &format!("n{:02}", round % NODES), key).await }
         })
         .buffer_unordered(AT_ONCE)
         .try_fold(0.0, async |sum, landed| Ok(sum + f64::from(u8::from(landed))));
@@ -87,8 +108,8 @@ async fn four_hostile_writers_lose_nothing_and_get_nothing_back() -> anyhow::Res
     cluster.wait_for_list(&system_pods(&cluster), watcher::Config::default(), "init pods", LONG, one_each).await?;
 
     let view = View::default();
-    let following = tokio::spawn(follow(Api::all(cluster.connect().await?), Arc::clone(&view)));
-    let quarrels = try_join_all((0..WRITERS).map(|writer| quarrel(&cluster, Arc::clone(&view), writer)));
+    let following = tokio::spawn(view.clone().follow(Api::all(cluster.connect().await?)));
+    let quarrels = try_join_all((0..WRITERS).map(|writer| quarrel(&cluster, &view, writer)));
     let release = async {
         for pod in system_pods(&cluster).list(&ListParams::default()).await? {
             tokio::time::sleep(QUARREL / (2 * NODES as u32)).await;

@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::node_startup::rule::{Invalid, refuse_shared_taints};
+use crate::node_startup::rule::{Invalid, orphaned, refuse_shared_taints};
 use std::time::Duration;
 
 fn draft(name: &str) -> Draft {
@@ -104,4 +104,19 @@ fn rules_release_independently_in_one_patch() {
     let written = apply(&patch, &as_json(&held)).unwrap();
     assert_eq!(written["spec"]["taints"].as_array().unwrap().len(), 1);
     assert_eq!(written["metadata"]["annotations"][keys::STARTUP_COMPLETED_AT], "1763000060");
+}
+
+#[test]
+fn a_taint_that_no_rule_names_any_more_is_let_go_and_set_on_nobody() {
+    let rules = built_in(&common()).rules;
+    let old = TaintSpec::new("example.com/old");
+    let recorded = [rules[0].taint.clone(), old.clone()];
+    assert_eq!(orphaned(&rules, &recorded), [old.clone()]);
+    let past = Rule::of_the_past(old);
+    let held = node("n").taint("example.com/old", "wait", "NoSchedule");
+    let foreign = node("n").taint("example.com/old", "other", "NoSchedule");
+    let rules = Rules { rules: vec![past], ..Rules::default() };
+    assert_eq!(verdict(&rules, &held, &[], &[]), Verdict::Release(Released::RuleGone));
+    assert_eq!(verdict(&rules, &foreign, &[], &[]), Verdict::Leave(Leave::NotHeld));
+    assert!(!rules.holds_new(&rules.rules[0], &map(&[])));
 }
