@@ -269,6 +269,8 @@ pub enum Invalid {
     NoEvidence,
     #[error("spec.minHold is longer than spec.timeout")]
     HoldBeyondTimeout,
+    #[error("the name {0} belongs to a built-in phase")]
+    NameTaken(String),
     #[error("spec.taint.key {0} belongs to another rule")]
     TaintTaken(String),
     #[error("{0}")]
@@ -345,18 +347,22 @@ pub fn orphaned(rules: &[Rule], recorded: &[TaintSpec]) -> Vec<TaintSpec> {
     recorded.iter().filter(|taint| !known(taint)).cloned().collect()
 }
 
-/// Two rules must not share a taint: each would undo the other. The first by order keeps it.
-pub fn refuse_shared_taints(rules: &mut [Rule]) -> Vec<(String, Invalid)> {
+/// Two rules must not share a taint: each would undo the other. Nor a name: counts and events would mix. The first by
+/// order keeps it.
+pub fn refuse_doubles(rules: &mut [Rule]) -> Vec<(String, Invalid)> {
     let mut refused = Vec::new();
-    let mut taken: Vec<TaintSpec> = Vec::new();
+    let mut taken: Vec<(String, TaintSpec)> = Vec::new();
     for rule in rules {
-        if taken.iter().any(|t| t.clashes(&rule.taint)) {
-            let invalid = Invalid::TaintTaken(rule.taint.key.clone());
-            rule.needs = vec![Need::Broken(invalid.to_string())];
-            refused.push((rule.name.clone(), invalid));
-        } else {
-            taken.push(rule.taint.clone());
-        }
+        let invalid = match taken.iter().find(|(name, taint)| *name == rule.name || taint.clashes(&rule.taint)) {
+            None => {
+                taken.push((rule.name.clone(), rule.taint.clone()));
+                continue;
+            }
+            Some((name, _)) if *name == rule.name => Invalid::NameTaken(name.clone()),
+            Some(_) => Invalid::TaintTaken(rule.taint.key.clone()),
+        };
+        rule.needs = vec![Need::Broken(invalid.to_string())];
+        refused.push((rule.name.clone(), invalid));
     }
     refused
 }

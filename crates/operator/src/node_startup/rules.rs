@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use groundcrew_core::feature::Feature;
 use groundcrew_core::node_startup::report::Tally;
-use groundcrew_core::node_startup::rule::{Invalid, refuse_shared_taints};
+use groundcrew_core::node_startup::rule::{Invalid, refuse_doubles};
 use groundcrew_core::node_startup::{Rule, Rules};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
@@ -86,7 +86,7 @@ pub(super) fn recompile(shared: &Shared, context: &Context) {
         draft.compile().0
     });
     let mut rules = Rules { rules: built_in.rules.iter().cloned().chain(compiled).collect(), ..built_in };
-    refuse_shared_taints(&mut rules.rules);
+    refuse_doubles(&mut rules.rules);
     let orphans = shared.record.orphans(&rules.rules);
     info!(rules = own.len(), orphans = orphans.len(), "rules of the cluster read");
     rules.rules.extend(orphans.into_iter().map(Rule::of_the_past));
@@ -115,7 +115,9 @@ pub(super) async fn maintain(shared: &Shared, context: &Context, tallies: &[(Str
     shared.cluster_rules.for_each(|_, rule| rules.push(Arc::clone(rule)));
     for rule in rules {
         let name = rule.name_any();
-        let tally = tallies.iter().find(|(of, _)| *of == name).map(|(_, tally)| *tally).unwrap_or_default();
+        // A name of ours: the counts under it are not this rule's, which holds nobody.
+        let ours = context.config.node_startup.phases.iter().any(|phase| phase.name == name);
+        let tally = tallies.iter().find(|(of, _)| *of == name && !ours).map(|(_, tally)| *tally).unwrap_or_default();
         let done = match finalizer(&rule, &tally, (context.clock)()) {
             Some(finalizers) => {
                 let version = rule.resource_version().unwrap_or_default();

@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
+use crate::births::births_carry;
 use crate::support::*;
 
 async fn still_held(cluster: &Cluster, names: &[&str]) -> anyhow::Result<()> {
@@ -114,14 +115,22 @@ async fn hold_timeout_and_phases_end_as_configured() -> anyhow::Result<()> {
     let node = wait_released(&cluster, "let-go").await?;
     assert!(node.annotations().contains_key("startup.k8s.io/timedOutAt"));
     event(&cluster, "let-go", "StartupTimedOut").await?;
+    third.wait_metric("groundcrew_node_startup_timed_out_total{rule=\"initializing\"} 1", SOON).await?;
     third.terminate().await?;
 
-    let yaml = config("engine: none\nphases: [preinit, initializing]");
+    let yaml = config("phases: [preinit, initializing]");
     let _fourth = Groundcrew::builder(&cluster).name("phases").config_yaml(&yaml).start().await?;
-    let both = json!([{"key": "startup.k8s.io/preinit", "value": "wait", "effect": "NoSchedule"}, {"key": KEY, "value": "wait", "effect": "NoSchedule"}]);
-    create_node(&cluster, "phases", json!({}), both).await?;
+    births_carry(&cluster, "startup.k8s.io/preinit").await?;
+    births_carry(&cluster, KEY).await?;
+    let born = create_node(&cluster, "phases", json!({}), json!([])).await?;
+    assert_eq!(keys(&born).len(), 3, "{:?}", keys(&born));
     make_ready(&cluster, &init_pod(&cluster, &set, "phases").await?).await?;
-    pass_marker(&cluster, &set, "marker").await?;
+    // A node that is ready after it in both phases is released, so this one has been looked at.
+    held_node(&cluster, "marker").await?;
+    for set in [&early, &set] {
+        make_ready(&cluster, &init_pod(&cluster, set, "marker").await?).await?;
+    }
+    wait_released(&cluster, "marker").await?;
     assert_eq!(nodes(&cluster).get("phases").await.map(|n| keys(&n).len())?, 3, "the second phase waits for the first");
     make_ready(&cluster, &init_pod(&cluster, &early, "phases").await?).await?;
     let free = wait_released(&cluster, "phases").await?;

@@ -148,11 +148,15 @@ async fn a_rule_that_is_dry_or_cannot_be_followed_taints_nobody_and_says_so() ->
     }
     let thief = json!({"taint": {"key": KEY}, "evidence": {"allDaemonSets": true}});
     rules.create(&PostParams::default(), &rule("thief", thief)).await?;
+    let namesake = json!({"evidence": {"allDaemonSets": true}});
+    rules.create(&PostParams::default(), &rule("initializing", namesake)).await?;
     let refused = |r: &NodeStartupRule| accepted(r).is_some_and(|(status, _)| status == "False");
     let broken = cluster.wait_for(&rules, "broken", "refused", SOON, refused).await?;
     assert!(accepted(&broken).is_some_and(|(_, why)| why.contains("nodes")), "{:?}", accepted(&broken));
     let thief = cluster.wait_for(&rules, "thief", "refused", SOON, refused).await?;
     assert!(accepted(&thief).is_some_and(|(_, why)| why.contains("belongs to another rule")));
+    let namesake = cluster.wait_for(&rules, "initializing", "refused", SOON, refused).await?;
+    assert!(accepted(&namesake).is_some_and(|(_, why)| why.contains("built-in phase")));
     let node = create_node(&cluster, "n", json!({}), json!([])).await?;
     let startup: Vec<&str> = keys(&node).into_iter().filter(|k| k.contains("startup-taint")).collect();
     assert!(startup.is_empty(), "{startup:?}");

@@ -12,6 +12,7 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::{Value, json};
 
+use crate::births::births_carry;
 use crate::judge;
 use crate::support::*;
 
@@ -58,14 +59,7 @@ async fn no_user_pod_is_bound_before_its_node_is_released() -> anyhow::Result<()
     waiting_pods(&cluster, namespace.name(), 2 * nodes_wanted).await?;
     let groundcrew = Groundcrew::builder(&cluster).config_yaml(&config("")).start().await?;
     engine(&groundcrew, "policy").await?;
-    // The policy is in force once a node is born with the taint.
-    for i in 0..100 {
-        let probe = cluster.add_kwok_node(KwokNode::new(&format!("probe-{i}")).allocatable("pods", "0")).await?;
-        if held(&probe) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+    births_carry(&cluster, KEY).await?;
 
     let mut ticks = tokio::time::interval(Duration::from_millis(1000 / PER_SECOND));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Burst);

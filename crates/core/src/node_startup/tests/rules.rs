@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::node_startup::rule::{Invalid, orphaned, refuse_shared_taints};
+use crate::node_startup::rule::{Invalid, orphaned, refuse_doubles};
 use std::time::Duration;
 
 fn draft(name: &str) -> Draft {
@@ -86,7 +86,7 @@ fn two_rules_never_share_a_taint() {
     let mut rules = built_in(&common()).rules;
     rules.push(Draft { taint_key: taint_key.clone(), ..draft("thief") }.compile().0);
     rules.push(Draft { taint_key, effect: Some(Effect::NoExecute), ..draft("neighbour") }.compile().0);
-    let refused = refuse_shared_taints(&mut rules);
+    let refused = refuse_doubles(&mut rules);
     assert_eq!(refused, [("thief".to_owned(), Invalid::TaintTaken(KEY.to_owned()))]);
     assert_eq!(rules.iter().map(Rule::taints).collect::<Vec<_>>(), [true, false, true]);
 }
@@ -119,4 +119,13 @@ fn a_taint_that_no_rule_names_any_more_is_let_go_and_set_on_nobody() {
     assert_eq!(verdict(&rules, &held, &[], &[]), Verdict::Release(Released::RuleGone));
     assert_eq!(verdict(&rules, &foreign, &[], &[]), Verdict::Leave(Leave::NotHeld));
     assert!(!rules.holds_new(&rules.rules[0], &map(&[])));
+}
+
+#[test]
+fn a_rule_with_the_name_of_a_phase_is_refused_and_taints_nobody() {
+    let mut rules = built_in(&common()).rules;
+    rules.push(draft("initializing").compile().0);
+    let refused = refuse_doubles(&mut rules);
+    assert_eq!(refused, [("initializing".to_owned(), Invalid::NameTaken("initializing".to_owned()))]);
+    assert!(rules[0].taints() && !rules[1].taints());
 }
