@@ -4,7 +4,8 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
 
 use crate::manifests::{
-    CERTIFICATE_SECRET, NAME, NODE_STARTUP_RECORD, SPREAD_MEMORY, WEBHOOK_RECORD, container_security, meta, pod_security, role, rule,
+    CERTIFICATE_SECRET, NAME, NODE_STARTUP_RECORD, SPREAD_MEMORY, WEBHOOK_RECORD, container_security, meta,
+    pod_security, role, rule,
 };
 use crate::warmup::manifests::AGENT;
 
