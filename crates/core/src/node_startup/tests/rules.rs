@@ -111,7 +111,7 @@ fn a_taint_that_no_rule_names_any_more_is_let_go_and_set_on_nobody() {
     let rules = built_in(&common()).rules;
     let old = TaintSpec::new("example.com/old");
     let recorded = [rules[0].taint.clone(), old.clone()];
-    assert_eq!(orphaned(&rules, &recorded), [old.clone()]);
+    assert_eq!(orphaned(&rules, &recorded), std::slice::from_ref(&old));
     let past = Rule::of_the_past(old);
     let held = node("n").taint("example.com/old", "wait", "NoSchedule");
     let foreign = node("n").taint("example.com/old", "other", "NoSchedule");
