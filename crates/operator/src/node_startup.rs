@@ -70,10 +70,10 @@ fn permissions(_: &Config) -> Vec<PolicyRule> {
         rule("", &["nodes"], &["get", "list", "watch", "patch"], &[]),
         rule("", &["pods"], &["list", "watch"], &[]),
         rule("apps", &["daemonsets"], &["list", "watch"], &[]),
-        rule("groundcrew.io", &["nodestartuprules"], &["get", "list", "watch", "patch"], &[]),
+        rule("groundcrew.io", &["nodestartuprules"], &["list", "watch", "patch"], &[]),
         rule("groundcrew.io", &["nodestartuprules/status"], &["patch"], &[]),
         // Their names follow the rules' names, which nobody knows beforehand.
-        rule("admissionregistration.k8s.io", &policies, &["get", "list", "create", "patch", "delete"], &[]),
+        rule("admissionregistration.k8s.io", &policies, &["list", "create", "patch", "delete"], &[]),
     ]
 }
 
