@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use groundcrew_core::warmup::outcome::Cut;
 use support::{raw, run};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -44,7 +45,7 @@ async fn the_cap_ends_what_its_requests_would_outlast() {
     })
     .await;
     let ran = run(address, &[("requests", "2"), ("duration", "30s"), ("timeout", "1s")]).await;
-    assert_eq!(ran.tally().capped_after, Some(Duration::from_secs(1)));
+    assert_eq!(ran.tally().cut, Some(Cut::Cap(Duration::from_secs(1))));
     assert_eq!((ran.tally().sent, ran.tally().failure.as_deref()), (1, Some("cut off (1)")));
     assert!(ran.took < Duration::from_millis(1_500), "{:?}", ran.took);
 }

@@ -183,7 +183,7 @@ async fn a_budget_of_time_ends_converging_without_a_cap() {
     .await;
     let ran = run(server.address, &[("mode", "converge"), ("duration", "1s")]).await;
     assert!(ran.took < Duration::from_secs(5), "{:?}", ran.took);
-    assert!(!ran.tally().curve.unwrap().flattened && ran.tally().capped_after.is_none(), "{:?}", ran.tally());
+    assert!(!ran.tally().curve.unwrap().flattened && ran.tally().cut.is_none(), "{:?}", ran.tally());
 }
 
 #[tokio::test]

@@ -162,7 +162,15 @@ pub async fn run_with(
     cancel: &CancellationToken,
 ) -> Ran {
     let rules = rules(address.port(), entries);
-    let work = Work { address, rules: &rules, scenario, sent_before: 0, trace: Trace::new(0xabc), precise: true };
+    let work = Work {
+        address,
+        rules: &rules,
+        scenario,
+        sent_before: 0,
+        trace: Trace::new(0xabc),
+        precise: true,
+        max_queue_wait: Duration::from_secs(300),
+    };
     let (progress, started) = (Progress::default(), Instant::now());
     let ended = warm(work, &Free, cancel, &progress).await;
     Ran { ended, progress, took: started.elapsed() }
