@@ -9,21 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use groundcrew_core::warmup::outcome::Cut;
-use support::{raw, run};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-
-async fn read_head(tcp: &mut TcpStream) -> bool {
-    let mut seen = Vec::new();
-    let mut byte = [0_u8; 1];
-    while !seen.ends_with(b"\r\n\r\n") {
-        match tcp.read(&mut byte).await {
-            Ok(1) => seen.push(byte[0]),
-            _ => return false,
-        }
-    }
-    true
-}
+use support::{raw, read_head, run};
+use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
 async fn a_server_that_never_answers_costs_the_request_its_timeout() {
