@@ -195,7 +195,9 @@ impl Node {
 #[test]
 fn ten_thousand_five_minute_warm_ups_cost_another_namespace_no_second() {
     let mut node = Node::new(10);
-    (0..10_000).for_each(|_| drop(node.arrive("crowd", 300)));
+    for _ in 0..10_000 {
+        node.arrive("crowd", 300);
+    }
     (0..7).for_each(|_| node.second());
     let one = node.arrive("quiet", 30);
     assert_eq!(node.until_done(one), 7 + 30);
@@ -211,7 +213,9 @@ fn ten_thousand_five_minute_warm_ups_cost_another_namespace_no_second() {
 #[test]
 fn a_crowd_of_short_ones_does_not_keep_the_only_place() {
     let mut node = Node::new(1);
-    (0..1_000).for_each(|_| drop(node.arrive("crowd", 5)));
+    for _ in 0..1_000 {
+        node.arrive("crowd", 5);
+    }
     node.second();
     let long = node.arrive("quiet", 60);
     assert!(node.until_done(long) <= 130, "half of the time is its own: {:?}", node.done.get(&long));

@@ -74,7 +74,7 @@ impl World {
                 led_for: lasted(led_since),
             };
             let verdict = pod.see(|seen| backstop::decide(seen, agent, lasted(changed), LONGEST, now));
-            if pod.see(|seen| seen.is_open()) || matches!(verdict, backstop::Verdict::Open(_)) {
+            if pod.see(Seen::is_open) || matches!(verdict, backstop::Verdict::Open(_)) {
                 return Some(second);
             }
         }
