@@ -82,13 +82,8 @@ async fn an_agent_that_hears_and_says_nothing_for_a_while_goes_on_where_it_was()
     let cluster = Cluster::start(Layer::Api).await?;
     add_node(&cluster, NODE).await?;
     let proxy = Proxy::to(cluster.api_addr()).await?;
-    let _agent = Groundcrew::builder(&cluster)
-        .name("agent")
-        .agent(NODE)
-        .config_yaml(QUICK)
-        .kubeconfig(&proxy.kubeconfig(&cluster)?)
-        .start()
-        .await?;
+    let _agent =
+        Groundcrew::builder(&cluster).name("agent").agent(NODE).config_yaml(QUICK).through(&proxy).start().await?;
     let namespace = cluster.namespace("slow").await?;
     let pods: Api<Pod> = namespace.api();
     let server = Server::start().await?;
