@@ -12,6 +12,7 @@
 //! So an agent, a leader or a kubelet that starts anew neither repeats nor forgets a warm-up.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -79,10 +80,18 @@ pub struct Job {
     pub attempt: Attempt,
     pub rules: Rules,
     pub address: SocketAddr,
+    /// How long it may still be without a place, before it begins and while it is set aside.
+    pub patience: Duration,
 }
 
 #[must_use]
-pub fn decide(seen: &Seen<'_>, in_hand: Option<InHand<'_>>, now: Timestamp, jitter: f64) -> Verdict {
+pub fn decide(
+    seen: &Seen<'_>,
+    in_hand: Option<InHand<'_>>,
+    max_queue_wait: Duration,
+    now: Timestamp,
+    jitter: f64,
+) -> Verdict {
     if let Some(why) = not_ours(seen) {
         return if in_hand.is_some() { Verdict::Cancel(why) } else { Verdict::Leave(why) };
     }
@@ -93,7 +102,7 @@ pub fn decide(seen: &Seen<'_>, in_hand: Option<InHand<'_>>, now: Timestamp, jitt
         return opened(seen);
     }
     match seen.due() {
-        Ok(containers) => due(seen, containers, now, jitter),
+        Ok(containers) => due(seen, containers, max_queue_wait, now, jitter),
         Err(missing) => Verdict::Leave(Why::NotReady(missing)),
     }
 }
@@ -134,13 +143,14 @@ fn opened(seen: &Seen<'_>) -> Verdict {
         sent: 0,
         succeeded: 0,
         next: None,
+        since: None,
     };
     Verdict::Shut(Write::new(Reason::WarmupStale, message, none))
 }
 
-fn due(seen: &Seen<'_>, containers: Vec<String>, now: Timestamp, jitter: f64) -> Verdict {
+fn due(seen: &Seen<'_>, containers: Vec<String>, max_queue_wait: Duration, now: Timestamp, jitter: f64) -> Verdict {
     let known = seen.state().filter(|state| state.containers == containers);
-    let attempt = next_attempt(containers, known.as_ref());
+    let attempt = next_attempt(containers, known.as_ref(), now);
     let policy = rules::failure_policy(seen.annotations);
     let rules = match Rules::read(seen.annotations, &seen.spec.containers) {
         Ok(rules) => rules,
@@ -154,24 +164,33 @@ fn due(seen: &Seen<'_>, containers: Vec<String>, now: Timestamp, jitter: f64) ->
     if attempt.starts > MAX_STARTS {
         return unable("the agent stopped twice during this warm-up");
     }
+    let waited = Duration::try_from(now.duration_since(attempt.since)).unwrap_or_default();
+    let patience = max_queue_wait.saturating_sub(waited);
+    if patience.is_zero() {
+        return unable(&outcome::no_place(max_queue_wait));
+    }
     match seen.address() {
         Some(ip) => {
             let address = SocketAddr::new(ip, rules.port);
-            Verdict::Warm(Box::new(Job { attempt, rules, address }))
+            Verdict::Warm(Box::new(Job { attempt, rules, address, patience }))
         }
         None => unable("the pod has no IP that can be used"),
     }
 }
 
 /// Where the record of these containers leads next.
-fn next_attempt(containers: Vec<String>, known: Option<&State>) -> Attempt {
-    let fresh = Attempt { containers, number: 1, starts: 1, sent: 0, succeeded: 0 };
+fn next_attempt(containers: Vec<String>, known: Option<&State>, now: Timestamp) -> Attempt {
+    let fresh = Attempt { containers, number: 1, starts: 1, sent: 0, succeeded: 0, since: now };
     let Some(state) = known else { return fresh };
     let same = Attempt { number: state.attempt, starts: state.starts.max(1), ..fresh };
     match state.phase {
         // The agent that wrote this is gone and nobody knows how many requests it sent.
         Phase::Running => Attempt { starts: same.starts + 1, ..same },
-        Phase::Queued | Phase::HandedOver => Attempt { sent: state.sent, succeeded: state.succeeded, ..same },
+        Phase::Queued | Phase::HandedOver => {
+            // A clock that was set back must not make it wait longer.
+            let since = state.since.map_or(now, |since| since.min(now));
+            Attempt { sent: state.sent, succeeded: state.succeeded, since, ..same }
+        }
         Phase::Failed if state.next.is_some() => Attempt { number: state.attempt + 1, starts: 1, ..same },
         Phase::Failed | Phase::Done => same,
     }

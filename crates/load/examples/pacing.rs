@@ -81,7 +81,15 @@ async fn send(port: u16) {
         .map(|(key, value)| (format!("kube-booster.io/warmup-{key}"), value.to_owned()));
     let rules = Rules::read::<String>(&std::collections::BTreeMap::from(settings), &[]).unwrap();
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
-    let work = Work { address, rules: &rules, scenario: None, sent_before: 0, trace: Trace::new(1), precise: true };
+    let work = Work {
+        address,
+        rules: &rules,
+        scenario: None,
+        sent_before: 0,
+        trace: Trace::new(1),
+        precise: true,
+        max_queue_wait: Duration::ZERO,
+    };
     let ended = warm(work, &Free, &CancellationToken::new(), &Progress::default()).await;
     if let Ended::With(Outcome::Ran(tally)) = ended {
         println!("{}/{} succeeded, P50 {:?}, P99 {:?}", tally.succeeded, tally.sent, tally.p50, tally.p99);

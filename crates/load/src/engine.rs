@@ -33,8 +33,8 @@ pub struct Plan {
 /// Who else wants to send: asked before each request.
 pub trait Throttle: Sync {
     /// Returns at once unless the whole run is set aside; then when it goes on, with the time that took. Plan and cap
-    /// move by it.
-    fn resumed(&self) -> impl Future<Output = Duration> + Send;
+    /// move by it. Nothing means that it was set aside for longer than it may be.
+    fn resumed(&self) -> impl Future<Output = Option<Duration>> + Send;
 
     /// Returns when it is this run's turn to send one request.
     fn permit(&self) -> impl Future<Output = ()> + Send;
@@ -45,8 +45,8 @@ pub trait Throttle: Sync {
 pub struct Free;
 
 impl Throttle for Free {
-    async fn resumed(&self) -> Duration {
-        Duration::ZERO
+    async fn resumed(&self) -> Option<Duration> {
+        Some(Duration::ZERO)
     }
 
     async fn permit(&self) {}
@@ -57,6 +57,8 @@ impl Throttle for Free {
 pub struct Done {
     pub report: Report,
     pub last: Option<Answer>,
+    /// For how long it stood in favour of others.
+    pub set_aside: Duration,
 }
 
 /// Runs the plan to its end, to its cap, or until it is cancelled.
@@ -77,6 +79,7 @@ pub async fn run(
         cap: Instant::now() + plan.cap,
         report: Report::new(plan.requests)?,
         last: None,
+        set_aside: Duration::ZERO,
         counted,
     };
     let end = match plan.mode {
@@ -93,7 +96,7 @@ pub async fn run(
         }
     };
     run.report.cut_off(end);
-    Some(Done { report: run.report, last: run.last })
+    Some(Done { report: run.report, last: run.last, set_aside: run.set_aside })
 }
 
 /// Counts that outlive a run that is dropped, for whoever takes over.
@@ -123,6 +126,7 @@ struct Run<'a> {
     cap: Instant,
     report: Report,
     last: Option<Answer>,
+    set_aside: Duration,
     counted: &'a Progress,
 }
 
@@ -209,9 +213,10 @@ impl Run<'_> {
         let set_aside = tokio::select! {
             biased;
             () = cancel.cancelled() => return Err(End::Cancelled),
-            set_aside = throttle.resumed() => set_aside,
+            resumed = throttle.resumed() => resumed.ok_or(End::NoPlace)?,
         };
         self.cap += set_aside;
+        self.set_aside += set_aside;
         let asked = Instant::now();
         self.until(throttle.permit(), cancel).await?;
         Ok(Turn { set_aside, waited: asked.elapsed() })

@@ -6,7 +6,7 @@ use std::io::{Error, ErrorKind};
 use std::time::Duration;
 
 use groundcrew_core::warmup::converge;
-use groundcrew_core::warmup::outcome::Tally;
+use groundcrew_core::warmup::outcome::{Cut, Tally};
 use hdrhistogram::Histogram;
 
 /// Why a request did not succeed. One word each: these are counted and shown, never parsed.
@@ -91,6 +91,8 @@ fn grpc_name(code: u16) -> &'static str {
 pub enum End {
     Complete,
     Capped,
+    /// Set aside for longer than it may be.
+    NoPlace,
     Cancelled,
 }
 
@@ -172,9 +174,9 @@ impl Report {
         if self.latency.is_empty() { Duration::ZERO } else { Duration::from_micros(self.latency.value_at_quantile(q)) }
     }
 
-    /// What goes on the pod.
+    /// What goes on the pod: `cap` is how long it might take, `patience` how long it might be without a place.
     #[must_use]
-    pub fn tally(&self, cap: Duration) -> Tally {
+    pub fn tally(&self, cap: Duration, patience: Duration) -> Tally {
         let most = self.failures.iter().max_by_key(|(_, count)| **count);
         Tally {
             planned: self.planned,
@@ -182,7 +184,11 @@ impl Report {
             succeeded: self.succeeded,
             p50: self.quantile(0.5),
             p99: self.quantile(0.99),
-            capped_after: (self.end == End::Capped).then_some(cap),
+            cut: match self.end {
+                End::Capped => Some(Cut::Cap(cap)),
+                End::NoPlace => Some(Cut::NoPlace(patience)),
+                End::Complete | End::Cancelled => None,
+            },
             failure: most.map(|(failure, count)| format!("{failure} ({count})")),
             curve: self.curve,
         }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::call::{Call, Expect, Trace};
 use crate::client::{Client, Target};
-use crate::engine::{self, Plan, Progress, Throttle};
+use crate::engine::{self, Done, Plan, Progress, Throttle};
 use crate::grpc;
 use crate::report::{End, Report};
 
@@ -36,20 +36,24 @@ impl<T: Throttle> Runner<'_, T> {
     /// All steps, or the first thing without which the rest makes no sense.
     pub(crate) async fn run(mut self, scenario: &Scenario) -> Result<Report, String> {
         let mut report = Report::new(scenario.planned()).ok_or("no histogram")?;
-        let end = Instant::now() + scenario.timeout;
+        let mut end = Instant::now() + scenario.timeout;
         let mut variables = Variables::new();
         for step in &scenario.steps {
-            let step_end = end.min(Instant::now() + step.timeout);
+            let mut step_end = end.min(Instant::now() + step.timeout);
             for request in &step.requests {
                 let left = step_end.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;
                 }
                 let placed = |e| format!("step {:?}, request {:?}: {e}", step.name, request.name);
-                let last = self.request(request, &variables, left, &mut report).await.map_err(placed)?;
-                if report.end == End::Cancelled {
+                let done = self.request(request, &variables, left).await.map_err(placed)?;
+                report.absorb(&done.report);
+                if matches!(report.end, End::Cancelled | End::NoPlace) {
                     return Ok(report);
                 }
+                // Standing aside is not its own doing.
+                (end, step_end) = (end + done.set_aside, step_end + done.set_aside);
+                let last = done.last.map(|answer| answer.body);
                 if !request.extract.is_empty() {
                     let body = last.ok_or_else(|| placed("no response to extract from".to_owned()))?;
                     request.extract(&body, &mut variables).map_err(|e| format!("step {:?}, {e}", step.name))?;
@@ -60,13 +64,7 @@ impl<T: Throttle> Runner<'_, T> {
         Ok(report)
     }
 
-    async fn request(
-        &mut self,
-        request: &Request,
-        variables: &Variables,
-        left: Duration,
-        report: &mut Report,
-    ) -> Result<Option<Bytes>, String> {
+    async fn request(&mut self, request: &Request, variables: &Variables, left: Duration) -> Result<Done, String> {
         let client = self.client(request.protocol.unwrap_or(self.protocol));
         let within = left.min(REQUEST_TIMEOUT);
         let call = Arc::new(self.call(&client, request, variables, within).await?);
@@ -80,9 +78,7 @@ impl<T: Throttle> Runner<'_, T> {
         };
         let keep = !request.extract.is_empty();
         let done = engine::run(&client, &call, plan, keep, self.throttle, self.cancel, self.counted).await;
-        let done = done.ok_or("no histogram")?;
-        report.absorb(&done.report);
-        Ok(done.last.map(|answer| answer.body))
+        done.ok_or_else(|| "no histogram".to_owned())
     }
 
     async fn call(

@@ -27,6 +27,8 @@ pub struct Work<'a> {
     pub sent_before: u32,
     pub trace: Trace,
     pub precise: bool,
+    /// How long a pod may be without a place; told when that ends it.
+    pub max_queue_wait: Duration,
 }
 
 /// How it ended; cancelled ones have no outcome, whoever cancelled knows what comes next.
@@ -45,7 +47,7 @@ pub async fn warm<T: Throttle>(work: Work<'_>, throttle: &T, cancel: &Cancellati
     match result {
         _ if cancel.is_cancelled() => Ended::Cancelled,
         Ok((report, _)) if report.end == End::Cancelled => Ended::Cancelled,
-        Ok((report, cap)) => Ended::With(Outcome::Ran(report.tally(cap))),
+        Ok((report, cap)) => Ended::With(Outcome::Ran(report.tally(cap, work.max_queue_wait))),
         Err(why) => Ended::With(Outcome::Unable(why)),
     }
 }

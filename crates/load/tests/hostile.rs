@@ -8,21 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::{raw, run};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-
-async fn read_head(tcp: &mut TcpStream) -> bool {
-    let mut seen = Vec::new();
-    let mut byte = [0_u8; 1];
-    while !seen.ends_with(b"\r\n\r\n") {
-        match tcp.read(&mut byte).await {
-            Ok(1) => seen.push(byte[0]),
-            _ => return false,
-        }
-    }
-    true
-}
+use groundcrew_core::warmup::outcome::Cut;
+use support::{raw, read_head, run};
+use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
 async fn a_server_that_never_answers_costs_the_request_its_timeout() {
@@ -44,7 +32,7 @@ async fn the_cap_ends_what_its_requests_would_outlast() {
     })
     .await;
     let ran = run(address, &[("requests", "2"), ("duration", "30s"), ("timeout", "1s")]).await;
-    assert_eq!(ran.tally().capped_after, Some(Duration::from_secs(1)));
+    assert_eq!(ran.tally().cut, Some(Cut::Cap(Duration::from_secs(1))));
     assert_eq!((ran.tally().sent, ran.tally().failure.as_deref()), (1, Some("cut off (1)")));
     assert!(ran.took < Duration::from_millis(1_500), "{:?}", ran.took);
 }

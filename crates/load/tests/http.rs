@@ -10,34 +10,21 @@ use std::time::Duration;
 
 use groundcrew_core::warmup::scenario::Scenario;
 use serde_json::json;
-use support::{Server, listener, reply, run, run_with, serve, serve_on};
+use support::{Server, listener, reply, run, run_virtually, run_with, serve, serve_on, timed};
 use tokio_util::sync::CancellationToken;
 
-/// How far the arrivals were from an even grid, at the worst and in the middle.
-async fn unevenness() -> (Duration, Duration) {
-    let server = serve(|_, _| reply(200, "ok")).await;
-    let ran = run(server.address, &[("requests", "20"), ("duration", "2s")]).await;
-    let hits = server.hits();
-    assert_eq!((hits.len(), ran.tally().sent, ran.tally().succeeded), (20, 20, 20));
-    assert!(ran.progress.sent() == 20 && ran.progress.succeeded() == 20);
-    let mut off: Vec<Duration> =
-        hits.iter().zip(0..).map(|(hit, k)| (hit.at - hits[0].at).abs_diff(Duration::from_millis(100) * k)).collect();
-    off.sort_unstable();
-    (off[19], off[10])
-}
-
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn exactly_n_requests_are_spread_evenly_over_the_duration() {
-    let mut seen = Vec::new();
-    // A busy machine delays single arrivals; it cannot make an uneven plan even.
-    for _ in 0..5 {
-        let (worst, middle) = unevenness().await;
-        if worst < Duration::from_millis(30) && middle < Duration::from_millis(10) {
-            return;
-        }
-        seen.push((worst, middle));
+    let (address, arrivals) = timed(|_| Duration::from_millis(350)).await;
+    let ran = run_virtually(address, &[("requests", "20"), ("duration", "2s")]).await;
+    assert_eq!((ran.tally().sent, ran.tally().succeeded), (20, 20));
+    assert!(ran.progress.sent() == 20 && ran.progress.succeeded() == 20);
+    let arrivals = arrivals.lock().unwrap().clone();
+    assert_eq!(arrivals.len(), 20);
+    for (k, at) in (0..).zip(&arrivals) {
+        let off = (*at - arrivals[0]).abs_diff(Duration::from_millis(100) * k);
+        assert!(off <= Duration::from_millis(2), "request {k} came {off:?} off its time");
     }
-    panic!("{seen:?}");
 }
 
 #[tokio::test]
@@ -160,16 +147,13 @@ async fn plain_text_to_a_tls_client_is_a_tls_failure() {
     assert_eq!(ran.tally().failure.as_deref(), Some("TLS handshake failed (1)"));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn converging_stops_when_the_server_is_warm() {
-    let server = serve(|n, _| {
-        std::thread::sleep(Duration::from_micros((3_000.0 + 30_000.0 * (-(n as f64) / 10.0).exp()) as u64));
-        reply(200, "")
-    })
-    .await;
-    let ran = run(server.address, &[("mode", "converge"), ("requests", "2000"), ("duration", "60s")]).await;
+    let (address, _) = timed(|n| Duration::from_millis(200).mul_f64(1.0 + 5.0 * (-(n as f64) / 20.0).exp())).await;
+    let ran = run_virtually(address, &[("mode", "converge"), ("requests", "130"), ("duration", "5m")]).await;
     let curve = ran.tally().curve.unwrap();
-    assert!(curve.flattened && ran.tally().sent < 400, "{:?}", ran.tally());
+    // 20·ln(5/0.05) is 92.
+    assert!(curve.flattened && (79..=106).contains(&ran.tally().sent), "{:?}", ran.tally());
     assert!(curve.cold_p95 > curve.warm_p95 * 2, "{curve:?}");
 }
 
@@ -183,7 +167,7 @@ async fn a_budget_of_time_ends_converging_without_a_cap() {
     .await;
     let ran = run(server.address, &[("mode", "converge"), ("duration", "1s")]).await;
     assert!(ran.took < Duration::from_secs(5), "{:?}", ran.took);
-    assert!(!ran.tally().curve.unwrap().flattened && ran.tally().capped_after.is_none(), "{:?}", ran.tally());
+    assert!(!ran.tally().curve.unwrap().flattened && ran.tally().cut.is_none(), "{:?}", ran.tally());
 }
 
 #[tokio::test]

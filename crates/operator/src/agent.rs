@@ -5,8 +5,14 @@ use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::Settings;
-use crate::run::{Process, runtime};
+use crate::run::Process;
 use crate::warmup::agent;
+
+/// One thread: a node's warm-ups wait far more than they compute, and each further thread costs every node memory.
+fn runtime() -> Result<tokio::runtime::Runtime, String> {
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.map_err(|e| format!("cannot start the runtime: {e}"))
+}
 
 /// Runs until told to stop. Without a feature that has node-local work it answers probes and waits.
 pub fn main(settings: &Settings, config: Config) -> Result<(), String> {

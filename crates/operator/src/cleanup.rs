@@ -46,7 +46,7 @@ pub fn main(settings: &Settings, config: &Config) -> Result<(), String> {
         let clients = Clients::new(&kube_config, WATCH_TIMEOUT).map_err(|e| e.to_string())?;
         let namespace = settings.namespace.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_NAMESPACE);
         let done = run(&clients, config, namespace).await;
-        telemetry.flush();
+        telemetry.flush().await;
         done
     })
 }

@@ -53,12 +53,15 @@ pub fn node_features(context: &Context) -> Vec<Arc<dyn NodeFeature>> {
     features
 }
 
-/// Who may refuse an object.
+/// Who may refuse an object or warn of it.
 #[must_use]
 pub fn validators(context: &Context) -> Vec<Box<dyn Validator>> {
     let mut validators: Vec<Box<dyn Validator>> = Vec::new();
     if context.config.node_startup.enabled && context.config.node_startup.deny_untolerated {
         validators.push(Box::new(node_startup::admission::Denier(Arc::clone(&context.node_startup))));
+    }
+    if context.config.warmup.enabled {
+        validators.push(Box::new(warmup::TemplateReader));
     }
     validators
 }

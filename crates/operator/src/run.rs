@@ -330,7 +330,7 @@ impl Process {
             warn!(tasks = self.tasks.len(), "some tasks did not end in time");
         }
         info!("stopped");
-        self.telemetry.flush();
+        self.telemetry.flush().await;
     }
 }
 

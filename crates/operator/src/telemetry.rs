@@ -36,11 +36,13 @@ impl Telemetry {
         Ok(Self { spans })
     }
 
-    pub fn flush(self) {
-        if let Some(spans) = self.spans
-            && let Err(e) = spans.shutdown()
-        {
-            tracing::warn!(error = %e, "the last spans could not be sent");
+    /// The exporter runs on this runtime, so it is waited for elsewhere: with one thread it could never finish.
+    pub async fn flush(self) {
+        let Some(spans) = self.spans else { return };
+        match tokio::task::spawn_blocking(move || spans.shutdown()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => tracing::warn!(error = %e, "the last spans could not be sent"),
+            Err(e) => tracing::warn!(error = %e, "the last spans could not be sent"),
         }
     }
 }

@@ -15,6 +15,7 @@ use groundcrew_core::warmup::admission;
 use groundcrew_core::warmup::facts::{Seen, Spec, Status};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::rbac::v1::PolicyRule;
+use kube::CustomResourceExt;
 use kube::api::ObjectMeta;
 use serde::Deserialize;
 
@@ -27,21 +28,24 @@ use crate::runtime::cache::Key;
 pub mod agent;
 mod agents;
 mod backstop;
+pub mod crd;
 pub mod farewell;
 mod job;
 pub mod manifests;
 mod metrics;
 mod share;
+mod validate;
 
 use agents::Agents;
+pub use validate::TemplateReader;
 
 pub const ROW: Row = Row {
     feature: Feature::Warmup,
     enabled: |config| config.warmup.enabled,
     permissions,
-    entries: |_, namespaces| vec![entry(namespaces.clone())],
+    entries: |_, namespaces| vec![entry(namespaces.clone()), validate::entry(namespaces.clone())],
     admission: |context| Some(Box::new(Gatekeeper { agents: agents::follow(context) })),
-    crds: Vec::new,
+    crds: || vec![crd::WarmupConfig::crd()],
     objects: manifests::objects,
     start: backstop::start,
 };

@@ -28,6 +28,16 @@ pub struct Agent<'a> {
     pub silent_for: Duration,
     /// Silent for so long means gone.
     pub gone_after: Duration,
+    /// How long this leader has led: an outage that cost it the lead has kept agents from renewing as well.
+    pub led_for: Duration,
+}
+
+impl Agent<'_> {
+    /// How long until it counts as gone; zero when it does.
+    fn gone_in(&self) -> Duration {
+        let silence = self.gone_after.saturating_sub(self.silent_for);
+        silence.max((self.gone_after / 2).saturating_sub(self.led_for))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -70,10 +80,10 @@ pub fn decide(
     }
     let Ok(containers) = seen.due() else { return Verdict::Leave(Why::NotReady) };
     let record = seen.state().filter(|state| state.containers == containers);
-    if agent.silent_for >= agent.gone_after {
+    let gone_in = agent.gone_in();
+    if gone_in.is_zero() {
         return Verdict::Open(unavailable(agent, containers, record.as_ref(), now));
     }
-    let gone_in = agent.gone_after - agent.silent_for;
     let Some(allowed) = allowed(seen, record.as_ref(), max_queue_wait) else { return Verdict::Leave(Why::Closed) };
     if unchanged_for < allowed {
         return Verdict::LookAgain { after: gone_in.min(allowed - unchanged_for) };
@@ -95,8 +105,9 @@ fn allowed(seen: &Seen<'_>, record: Option<&State>, max_queue_wait: Duration) ->
         _ => MAX_DURATION,
     };
     match state.phase {
+        // The agent ends the wait itself; this is for one that hangs.
         Phase::Queued | Phase::HandedOver => Some(max_queue_wait + GRACE),
-        // One that runs may be suspended for as long as one that waits.
+        // One that runs may be set aside for as long as one that waits.
         Phase::Running => Some(attempt() + max_queue_wait + GRACE),
         Phase::Failed if failure_policy(seen.annotations) == FailurePolicy::Closed => None,
         Phase::Failed => Some(super::outcome::MAX_BACKOFF + GRACE),
@@ -127,5 +138,5 @@ pub fn farewell(seen: &Seen<'_>) -> Option<Write> {
 
 fn done(containers: Vec<String>, record: Option<&State>) -> State {
     let (attempt, starts) = record.map_or((1, 0), |state| (state.attempt, state.starts));
-    State { containers, phase: Phase::Done, attempt, starts, sent: 0, succeeded: 0, next: None }
+    State { containers, phase: Phase::Done, attempt, starts, sent: 0, succeeded: 0, next: None, since: None }
 }

@@ -33,35 +33,48 @@ struct Entry<K> {
     since: Duration,
 }
 
+/// One namespace.
+#[derive(Clone, Debug)]
+struct Line<K> {
+    /// In order of arrival.
+    entries: Vec<Entry<K>>,
+    /// When it last gave a place up, or came: the place goes to whoever has been without for longest, however many wait
+    /// behind and however long ago they came.
+    since: Duration,
+}
+
 /// The places of one node.
 #[derive(Clone, Debug)]
 pub struct Places<K> {
     max: usize,
-    /// Per namespace in order of arrival.
-    entries: BTreeMap<String, Vec<Entry<K>>>,
+    lines: BTreeMap<String, Line<K>>,
 }
 
 impl<K: Clone + PartialEq> Places<K> {
     #[must_use]
     pub fn new(max: usize) -> Self {
-        Self { max: max.max(1), entries: BTreeMap::new() }
+        Self { max: max.max(1), lines: BTreeMap::new() }
     }
 
     pub fn add(&mut self, namespace: &str, key: K, now: Duration) {
         let entry = Entry { key, place: Place::Waiting, since: now };
-        self.entries.entry(namespace.to_owned()).or_default().push(entry);
+        let line = self.lines.entry(namespace.to_owned()).or_insert(Line { entries: Vec::new(), since: now });
+        line.entries.push(entry);
     }
 
-    pub fn remove(&mut self, key: &K) {
-        for entries in self.entries.values_mut() {
-            entries.retain(|entry| entry.key != *key);
+    pub fn remove(&mut self, key: &K, now: Duration) {
+        for line in self.lines.values_mut() {
+            let Some(index) = line.entries.iter().position(|entry| entry.key == *key) else { continue };
+            if line.entries.remove(index).place == Place::Running {
+                line.since = now;
+            }
         }
-        self.entries.retain(|_, entries| !entries.is_empty());
+        self.lines.retain(|_, line| !line.entries.is_empty());
     }
 
     #[must_use]
     pub fn running(&self) -> usize {
-        self.entries.values().map(|entries| held(entries)).sum()
+        self.lines.values().map(Line::held).sum()
     }
 
     /// Everything that is due now.
@@ -83,35 +96,36 @@ impl<K: Clone + PartialEq> Places<K> {
     #[must_use]
     pub fn next_turn(&self) -> Option<Duration> {
         self.next_in_line()?;
-        let running = self.entries.values().flatten().filter(|entry| entry.place == Place::Running);
+        let running = self.lines.values().flat_map(Line::running);
         running.map(|entry| entry.since + TURN).min()
     }
 
-    /// The waiting namespace with the fewest places; of several, the one that waits longest.
+    /// The waiting namespace with the fewest places; of several, the one that has been without for longest.
     fn next_in_line(&self) -> Option<String> {
-        let waiting = self.entries.iter().filter_map(|(name, entries)| Some((name, entries, first_waiting(entries)?)));
-        let next = waiting.min_by_key(|(_, entries, first)| (held(entries), first.since));
-        next.map(|(name, ..)| name.clone())
+        let waiting = self.lines.iter().filter(|(_, line)| line.held() < line.entries.len());
+        waiting.min_by_key(|(_, line)| (line.held(), line.since)).map(|(name, _)| name.clone())
     }
 
     fn who_gives_up(&self, namespace: &str, now: Duration) -> Option<String> {
-        let own = self.entries.get(namespace).map_or(0, |entries| held(entries));
-        let (name, entries) =
-            self.entries.iter().max_by_key(|(_, entries)| (held(entries), longest_turn(entries, now)))?;
-        let turn_is_over = own == 0 && held(entries) == 1 && longest_turn(entries, now) >= TURN;
-        (name != namespace && (held(entries) >= own + 2 || turn_is_over)).then(|| name.clone())
+        let own = self.lines.get(namespace).map_or(0, Line::held);
+        let (name, line) = self.lines.iter().max_by_key(|(_, line)| (line.held(), line.longest_turn(now)))?;
+        let turn_is_over = own == 0 && line.held() == 1 && line.longest_turn(now) >= TURN;
+        (name != namespace && (line.held() >= own + 2 || turn_is_over)).then(|| name.clone())
     }
 
     /// The latest one has least to lose.
     fn give_up(&mut self, namespace: &str, now: Duration) -> Option<Move<K>> {
-        let running = |entry: &&mut Entry<K>| entry.place == Place::Running;
-        let latest = self.entries.get_mut(namespace)?.iter_mut().filter(running).max_by_key(|entry| entry.since)?;
+        let line = self.lines.get_mut(namespace)?;
+        let running = line.entries.iter_mut().filter(|entry| entry.place == Place::Running);
+        let latest = running.max_by_key(|entry| entry.since)?;
         (latest.place, latest.since) = (Place::Suspended, now);
+        line.since = now;
         Some(Move::Suspend(latest.key.clone()))
     }
 
     fn take(&mut self, namespace: &str, now: Duration) -> Option<Move<K>> {
-        let next = self.entries.get_mut(namespace)?.iter_mut().find(|entry| entry.place != Place::Running)?;
+        let entries = &mut self.lines.get_mut(namespace)?.entries;
+        let next = entries.iter_mut().find(|entry| entry.place != Place::Running)?;
         let was = next.place;
         (next.place, next.since) = (Place::Running, now);
         let key = next.key.clone();
@@ -119,17 +133,18 @@ impl<K: Clone + PartialEq> Places<K> {
     }
 }
 
-fn held<K>(entries: &[Entry<K>]) -> usize {
-    entries.iter().filter(|entry| entry.place == Place::Running).count()
-}
+impl<K> Line<K> {
+    fn running(&self) -> impl Iterator<Item = &Entry<K>> {
+        self.entries.iter().filter(|entry| entry.place == Place::Running)
+    }
 
-fn first_waiting<K>(entries: &[Entry<K>]) -> Option<&Entry<K>> {
-    entries.iter().find(|entry| entry.place != Place::Running)
-}
+    fn held(&self) -> usize {
+        self.running().count()
+    }
 
-fn longest_turn<K>(entries: &[Entry<K>], now: Duration) -> Duration {
-    let running = entries.iter().filter(|entry| entry.place == Place::Running);
-    running.map(|entry| now.saturating_sub(entry.since)).max().unwrap_or_default()
+    fn longest_turn(&self, now: Duration) -> Duration {
+        self.running().map(|entry| now.saturating_sub(entry.since)).max().unwrap_or_default()
+    }
 }
 
 /// Requests per second of one node: a bucket of tokens, handed to waiting namespaces in turn.

@@ -30,11 +30,26 @@ pub struct Tally {
     pub succeeded: u32,
     pub p50: Duration,
     pub p99: Duration,
-    /// Set when the cap ended it early.
-    pub capped_after: Option<Duration>,
+    /// What ended it before everything was sent.
+    pub cut: Option<Cut>,
     /// What went wrong most often, with how often.
     pub failure: Option<String>,
     pub curve: Option<converge::Summary>,
+}
+
+/// Why an attempt ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Cut {
+    /// It took as long as it may.
+    Cap(Duration),
+    /// Set aside in favour of others for longer than a pod may wait.
+    NoPlace(Duration),
+}
+
+/// Why a pod that may wait so long waits no longer.
+#[must_use]
+pub fn no_place(max_queue_wait: Duration) -> String {
+    format!("no place among the warm-ups of this node for {}", duration::text(max_queue_wait))
 }
 
 /// An attempt that is under way, or about to be.
@@ -46,6 +61,8 @@ pub struct Attempt {
     /// Requests an agent before this one has sent in the same attempt and counted.
     pub sent: u32,
     pub succeeded: u32,
+    /// When its wait for a place began; the agent before this one may have waited already.
+    pub since: Timestamp,
 }
 
 /// What happens when nothing succeeded.
@@ -65,12 +82,14 @@ impl Attempt {
             sent: 0,
             succeeded: 0,
             next: None,
+            since: None,
         }
     }
 
     #[must_use]
     pub fn queued(&self) -> Write {
-        let state = State { sent: self.sent, succeeded: self.succeeded, ..self.state(Phase::Queued) };
+        let (sent, succeeded, since) = (self.sent, self.succeeded, Some(self.since));
+        let state = State { sent, succeeded, since, ..self.state(Phase::Queued) };
         Write::new(Reason::WarmupQueued, "waiting for a place among the warm-ups of this node", state)
     }
 
@@ -135,9 +154,8 @@ impl Attempt {
             let (cold, warm) = (shown(curve.cold_p95), shown(curve.warm_p95));
             text.push_str(&format!(", {how}: p95 {cold} cold, {warm} warm, {sent} requests spent"));
         }
-        if let Some(cap) = tally.capped_after {
-            let planned = tally.planned + self.sent;
-            text.push_str(&format!(", stopped by the cap of {} with {sent} of {planned} sent", duration::text(cap)));
+        if let Some(cut) = tally.cut {
+            text.push_str(&format!(", {} with {sent} of {} sent", stopped(cut), tally.planned + self.sent));
         }
         text
     }
@@ -152,10 +170,17 @@ fn nothing_succeeded(tally: &Tally, sent_before: u32) -> String {
     if let Some(failure) = &tally.failure {
         text.push_str(&format!(": {failure}"));
     }
-    if let Some(cap) = tally.capped_after {
-        text.push_str(&format!(", stopped by the cap of {}", duration::text(cap)));
+    if let Some(cut) = tally.cut {
+        text.push_str(&format!(", {}", stopped(cut)));
     }
     text
+}
+
+fn stopped(cut: Cut) -> String {
+    match cut {
+        Cut::Cap(cap) => format!("stopped by the cap of {}", duration::text(cap)),
+        Cut::NoPlace(longest) => format!("stopped: {}", no_place(longest)),
+    }
 }
 
 /// 1s, 2s, 4s … up to a minute, of which between half and all is waited.

@@ -30,6 +30,9 @@ pub struct State {
     pub succeeded: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Timestamp>,
+    /// Since when it waits for a place; only while it is queued. Written by one node's clock and read by the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
@@ -170,6 +173,7 @@ mod tests {
             sent: 0,
             succeeded: 0,
             next: None,
+            since: None,
         };
         Write::new(reason, message, state)
     }

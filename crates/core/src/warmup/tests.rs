@@ -1,5 +1,7 @@
 //! The state machine on pods as the API server shows them.
 
+mod bound;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -80,7 +82,7 @@ impl Pod {
     }
 
     fn decide(&self) -> Verdict {
-        self.see(|seen| decide(seen, None, NOW, 0.0))
+        self.see(|seen| decide(seen, None, QUEUE, NOW, 0.0))
     }
 
     fn job(&self) -> Job {
@@ -91,9 +93,13 @@ impl Pod {
     }
 
     fn backstop(&self, silent: u64, unchanged: u64) -> backstop::Verdict {
+        self.backstop_of(3_600, silent, unchanged)
+    }
+
+    fn backstop_of(&self, led: u64, silent: u64, unchanged: u64) -> backstop::Verdict {
         let gone_after = Duration::from_secs(30);
-        let silent_for = Duration::from_secs(silent);
-        let agent = Agent { node: "node-a", holder: Some("agent-x"), silent_for, gone_after };
+        let (silent_for, led_for) = (Duration::from_secs(silent), Duration::from_secs(led));
+        let agent = Agent { node: "node-a", holder: Some("agent-x"), silent_for, gone_after, led_for };
         self.see(|seen| backstop::decide(seen, agent, Duration::from_secs(unchanged), QUEUE, NOW))
     }
 }
@@ -215,7 +221,8 @@ fn a_handed_over_warm_up_goes_on_where_it_was() {
 fn what_is_in_hand_is_not_taken_twice_and_ends_with_its_containers() {
     let containers = ["containerd://c1".to_owned()];
     let address = "10.1.2.3:8080".parse().unwrap();
-    let held = |pod: Pod| pod.see(|seen| decide(seen, Some(InHand { containers: &containers, address }), NOW, 0.0));
+    let held =
+        |pod: Pod| pod.see(|seen| decide(seen, Some(InHand { containers: &containers, address }), QUEUE, NOW, 0.0));
     assert_eq!(held(pod()), Verdict::Leave(Why::InHand));
     assert_eq!(held(pod().status("/containerStatuses/0/ready", json!(false))), Verdict::Leave(Why::InHand));
     assert_eq!(held(pod().restarted("c2")), Verdict::Cancel(Why::ContainersChanged));
@@ -229,7 +236,7 @@ fn a_failed_attempt_waits_and_then_counts_on() {
     let failed = retried.clone().after(&fail(&retried.job()));
     let Verdict::Wait { until } = failed.decide() else { panic!() };
     assert!(until > NOW && until <= NOW + 1.seconds());
-    let later = failed.see(|seen| decide(seen, None, until, 0.0));
+    let later = failed.see(|seen| decide(seen, None, QUEUE, until, 0.0));
     let Verdict::Warm(second) = later else { panic!("{later:?}") };
     assert_eq!(second.attempt.number, 2);
     assert_eq!(fail(&second).reason, Reason::WarmupFailedOpen);
@@ -282,6 +289,32 @@ fn the_leader_opens_what_a_gone_agent_left_shut() {
     // The agent that comes back finds it done.
     assert_eq!(pod().after(&write).decide(), Verdict::Leave(Why::Done));
     assert!(matches!(pod().backstop(29, 0), backstop::Verdict::LookAgain { after } if after == Duration::from_secs(1)));
+}
+
+#[test]
+fn a_new_leader_hears_agents_out_before_it_calls_them_gone() {
+    use backstop::Verdict;
+    let after = Duration::from_secs(5);
+    assert_eq!(pod().backstop_of(10, 600, 0), Verdict::LookAgain { after });
+    assert!(matches!(pod().backstop_of(15, 600, 0), Verdict::Open(_)));
+    assert_eq!(pod().backstop_of(29, 29, 0), Verdict::LookAgain { after: Duration::from_secs(1) });
+}
+
+#[test]
+fn waiting_for_a_place_is_bounded_across_agents() {
+    let job = pod().job();
+    assert_eq!(job.patience, QUEUE);
+    let queued = pod().after(&job.attempt.queued());
+    let later = |seconds: i64| queued.see(|seen| decide(seen, None, QUEUE, NOW + seconds.seconds(), 0.0));
+    let Verdict::Warm(job) = later(299) else { panic!() };
+    assert_eq!((job.patience, job.attempt.since), (Duration::from_secs(1), NOW));
+    let Verdict::Conclude(write) = later(300) else { panic!() };
+    assert_eq!(
+        write.message,
+        "Warmup failed but pod marked ready (fail-open): no place among the warm-ups of this node for 5m0s"
+    );
+    let Verdict::Warm(job) = later(-10_000) else { panic!("a clock set back") };
+    assert_eq!(job.patience, QUEUE);
 }
 
 #[test]

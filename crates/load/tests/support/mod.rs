@@ -21,7 +21,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
@@ -120,6 +120,42 @@ where
     address
 }
 
+/// A server that takes so long for its n-th request, and when each came; both on the runtime's clock.
+pub async fn timed(
+    latency: impl Fn(usize) -> Duration + Send + Sync + 'static,
+) -> (SocketAddr, Arc<Mutex<Vec<tokio::time::Instant>>>) {
+    let arrivals: Arc<Mutex<Vec<tokio::time::Instant>>> = Arc::default();
+    let (seen, latency) = (arrivals.clone(), Arc::new(latency));
+    let address = raw(move |mut tcp| {
+        let (seen, latency) = (seen.clone(), latency.clone());
+        async move {
+            while read_head(&mut tcp).await {
+                let n = {
+                    let mut seen = seen.lock().unwrap();
+                    seen.push(tokio::time::Instant::now());
+                    seen.len() - 1
+                };
+                tokio::time::sleep(latency(n)).await;
+                let _ = tcp.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+            }
+        }
+    });
+    (address.await, arrivals)
+}
+
+/// Reads up to the empty line; false when there is none to come.
+pub async fn read_head(tcp: &mut TcpStream) -> bool {
+    let mut seen = Vec::new();
+    let mut byte = [0_u8; 1];
+    while !seen.ends_with(b"\r\n\r\n") {
+        match tcp.read(&mut byte).await {
+            Ok(1) => seen.push(byte[0]),
+            _ => return false,
+        }
+    }
+    true
+}
+
 /// Rules from annotations without their prefix.
 pub fn rules(port: u16, entries: &[(&str, &str)]) -> Rules {
     let port = port.to_string();
@@ -155,14 +191,37 @@ pub async fn run(address: SocketAddr, entries: &[(&str, &str)]) -> Ran {
     run_with(address, entries, None, &CancellationToken::new()).await
 }
 
+/// On a paused clock, where servers are as slow as they say and nothing else takes time.
+pub async fn run_virtually(address: SocketAddr, entries: &[(&str, &str)]) -> Ran {
+    run_work(address, entries, None, &CancellationToken::new(), false).await
+}
+
 pub async fn run_with(
     address: SocketAddr,
     entries: &[(&str, &str)],
     scenario: Option<&Scenario>,
     cancel: &CancellationToken,
 ) -> Ran {
+    run_work(address, entries, scenario, cancel, true).await
+}
+
+async fn run_work(
+    address: SocketAddr,
+    entries: &[(&str, &str)],
+    scenario: Option<&Scenario>,
+    cancel: &CancellationToken,
+    precise: bool,
+) -> Ran {
     let rules = rules(address.port(), entries);
-    let work = Work { address, rules: &rules, scenario, sent_before: 0, trace: Trace::new(0xabc), precise: true };
+    let work = Work {
+        address,
+        rules: &rules,
+        scenario,
+        sent_before: 0,
+        trace: Trace::new(0xabc),
+        precise,
+        max_queue_wait: Duration::from_secs(300),
+    };
     let (progress, started) = (Progress::default(), Instant::now());
     let ended = warm(work, &Free, cancel, &progress).await;
     Ran { ended, progress, took: started.elapsed() }

@@ -41,6 +41,8 @@ pub(super) struct Shared {
     always: bool,
     term: watch::Sender<Option<Term>>,
     leading: watch::Sender<bool>,
+    /// Since when it leads without a break.
+    since: Mutex<Option<Instant>>,
     permits: watch::Sender<usize>,
     /// When a write was last given up without an answer.
     unanswered: Mutex<Option<Instant>>,
@@ -71,6 +73,7 @@ impl Leadership {
             always,
             term: watch::Sender::new(None),
             leading: watch::Sender::new(always),
+            since: Mutex::new(always.then(Instant::now)),
             permits: watch::Sender::new(0),
             unanswered: Mutex::default(),
             gauge,
@@ -91,6 +94,13 @@ impl Leadership {
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<bool> {
         self.0.leading.subscribe()
+    }
+
+    /// How long it has led without a break.
+    #[must_use]
+    pub fn led_for(&self) -> Duration {
+        let since = *self.0.since.lock().unwrap_or_else(PoisonError::into_inner);
+        since.filter(|_| self.is_leader()).map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Leave for one write that ends within `deadline` (at most [`DEADLINE`]), or `None` if it might outlast our term.
@@ -122,6 +132,9 @@ impl Leadership {
 
     fn announce(&self, leading: bool) {
         self.0.gauge.set(i64::from(leading));
+        let mut since = self.0.since.lock().unwrap_or_else(PoisonError::into_inner);
+        *since = leading.then(|| since.unwrap_or_else(Instant::now));
+        drop(since);
         self.0.leading.send_if_modified(|current| std::mem::replace(current, leading) != leading);
     }
 
@@ -232,6 +245,23 @@ mod tests {
         tokio::time::advance(S * 10).await;
         assert!(!leadership.is_leader());
         assert!(leadership.permit(S).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_is_no_new_beginning_and_a_loss_is() {
+        let leadership = led_for(10);
+        tokio::time::advance(S * 8).await;
+        let now = Instant::now();
+        let term = Term { leads_until: now + S * 10, writes_until: now + S * 15 };
+        leadership.grant(term);
+        assert_eq!(leadership.led_for(), S * 8);
+        leadership.revoke();
+        assert_eq!(leadership.led_for(), Duration::ZERO);
+        leadership.grant(term);
+        tokio::time::advance(S * 3).await;
+        assert_eq!(leadership.led_for(), S * 3);
+        tokio::time::advance(S * 7).await;
+        assert_eq!(leadership.led_for(), Duration::ZERO, "over, whether or not anybody has noticed");
     }
 
     #[tokio::test(start_paused = true)]

@@ -142,7 +142,8 @@ impl Agent {
         }
         let in_hand = held.as_ref().map(|held| InHand { containers: &held.containers, address: held.address });
         let now = (self.context.clock)();
-        match decide(&facts.seen(), in_hand, now, fastrand::f64()) {
+        let longest = self.context.config.warmup.max_queue_wait;
+        match decide(&facts.seen(), in_hand, longest, now, fastrand::f64()) {
             Verdict::Leave(why) => debug!(?why, "left alone"),
             Verdict::Cancel(why) => {
                 info!(pod = %key, ?why, "warm-up cancelled");

@@ -12,7 +12,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::core::DeserializeGuard;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::run::Context;
 use crate::runtime::cache::{self, Cache, Feed};
@@ -23,6 +23,7 @@ pub(super) const LABEL_VALUE: &str = "warmup";
 /// Names may be cut short, so the node is written out.
 pub(super) const NODE: &str = "groundcrew.io/node";
 const PREFIX: &str = "groundcrew-agent.";
+const CALL: Duration = Duration::from_secs(5);
 /// Names of objects end here.
 const LONGEST: usize = 253;
 
@@ -79,8 +80,8 @@ impl Agents {
         self.lock().values().any(alive)
     }
 
-    /// The agent of a node, with how long it has been silent.
-    pub(super) fn of<T>(&self, node: &str, see: impl FnOnce(Agent<'_>) -> T) -> T {
+    /// The agent of a node, with how long it has been silent, as a leader of this age sees it.
+    pub(super) fn of<T>(&self, node: &str, led_for: Duration, see: impl FnOnce(Agent<'_>) -> T) -> T {
         let heard = self.lock();
         let known = heard.get(&lease_name(node)).filter(|known| known.beat.node == node);
         // A lease that was given back is as silent as none.
@@ -91,7 +92,20 @@ impl Agents {
             holder: known.and_then(|known| known.beat.holder.as_deref()),
             silent_for: given_back.unwrap_or(since).elapsed(),
             gone_after: self.gone_after,
+            led_for,
         })
+    }
+
+    /// Reads a node's Lease itself, past a watch that may hang. False when nobody answered.
+    pub(super) async fn ask(&self, leases: &Api<Lease>, node: &str) -> bool {
+        let name = lease_name(node);
+        match timeout(CALL, leases.get_opt(&name)).await {
+            Ok(Ok(found)) => self.hear(&name, found.and_then(beat)),
+            // An answer, if not one that tells about the agent.
+            Ok(Err(kube::Error::Api(_))) => {}
+            Ok(Err(_)) | Err(_) => return false,
+        }
+        true
     }
 }
 
@@ -102,8 +116,12 @@ fn beat(lease: Lease) -> Option<Beat> {
     Some(Beat { node, holder, renewed: spec.renew_time.map(|time| time.0) })
 }
 
-/// Starts watching; one watch serves admission and the leader's backstop each.
+/// One watch for admission and the leader's backstop.
 pub(super) fn follow(context: &Context) -> Agents {
+    Agents::clone(&context.shared(|| start(context)))
+}
+
+fn start(context: &Context) -> Agents {
     let leases: Api<DeserializeGuard<Lease>> = Api::namespaced(context.clients.watch.clone(), &context.namespace);
     let cache: Arc<Cache<Beat>> = Cache::new("leases of warm-up agents");
     let changes = cache.subscribe();
@@ -132,6 +150,10 @@ mod tests {
         Agents { heard: Arc::default(), watching_since: Instant::now(), gone_after: Duration::from_secs(30) }
     }
 
+    fn silence(agents: &Agents, node: &str) -> Duration {
+        agents.of(node, Duration::ZERO, |agent| agent.silent_for)
+    }
+
     fn beat_at(seconds: i64) -> Beat {
         let renewed = Timestamp::from_second(seconds).ok();
         Beat { node: "a".to_owned(), holder: Some("agent-x".to_owned()), renewed }
@@ -148,19 +170,19 @@ mod tests {
         agents.hear(&lease_name("a"), Some(beat_at(1)));
         tokio::time::advance(Duration::from_secs(10)).await;
         assert!(!agents.any_alive());
-        assert_eq!(agents.of("a", |agent| agent.silent_for), Duration::from_secs(30));
+        assert_eq!(silence(&agents, "a"), Duration::from_secs(30));
         agents.hear(&lease_name("a"), Some(beat_at(2)));
         assert!(agents.any_alive());
         agents.hear(&lease_name("a"), Some(Beat { holder: None, ..beat_at(3) }));
         assert!(!agents.any_alive(), "given back");
-        assert_eq!(agents.of("a", |agent| agent.silent_for), Duration::ZERO);
+        assert_eq!(silence(&agents, "a"), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_node_without_a_lease_is_silent_since_we_began_to_look() {
         let agents = agents();
         tokio::time::advance(Duration::from_secs(12)).await;
-        assert_eq!(agents.of("b", |agent| agent.silent_for), Duration::from_secs(12));
+        assert_eq!(silence(&agents, "b"), Duration::from_secs(12));
         agents.hear(&lease_name("a"), Some(beat_at(1)));
         agents.hear(&lease_name("a"), None);
         assert!(!agents.any_alive());

@@ -7,6 +7,9 @@ use std::time::Duration;
 use groundcrew_core::feature::Feature;
 use groundcrew_core::keys;
 use groundcrew_core::warmup::backstop::{self, Verdict};
+use groundcrew_core::warmup::state::Reason;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::core::DeserializeGuard;
 use prometheus_client::registry::Registry;
@@ -23,6 +26,7 @@ use crate::runtime::queue::Next;
 
 /// A gate is looked at again this often at least: an agent's silence changes nothing that is watched.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_millis(500);
 
 /// What of a pod's record counts as progress, and since when it has been so.
 #[derive(Debug)]
@@ -37,6 +41,7 @@ struct Sight {
 struct Backstop {
     cache: Arc<Cache<Facts>>,
     agents: Agents,
+    leases: Api<Lease>,
     sights: Mutex<HashMap<Key, Sight>>,
     metrics: Metrics,
     context: Context,
@@ -57,6 +62,7 @@ pub(super) fn start(context: &Context, registry: &mut Registry) {
     let backstop = Arc::new(Backstop {
         cache,
         agents: agents::follow(context),
+        leases: Api::namespaced(context.clients.read.clone(), &context.namespace),
         sights: Mutex::default(),
         metrics: Metrics::register(registry),
         context: context.clone(),
@@ -74,11 +80,15 @@ impl Backstop {
             self.sights.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
             return Ok(Next::Change);
         };
-        let unchanged_for = self.unchanged_for(key, &facts);
         let now = (self.context.clock)();
-        let wait = self.context.config.warmup.max_queue_wait;
-        let node = facts.spec.node_name.as_deref().unwrap_or_default();
-        let verdict = self.agents.of(node, |agent| backstop::decide(&facts.seen(), agent, unchanged_for, wait, now));
+        let mut verdict = self.decide(key, &facts, now);
+        if matches!(&verdict, Verdict::Open(write) if write.reason == Reason::AgentUnavailable) {
+            let node = facts.spec.node_name.as_deref().unwrap_or_default();
+            if !self.agents.ask(&self.leases, node).await {
+                return Ok(Next::After(RETRY));
+            }
+            verdict = self.decide(key, &facts, now);
+        }
         let write = match verdict {
             Verdict::Leave(backstop::Why::Closed | backstop::Why::NotReady) => return Ok(Next::After(LOOK_AGAIN)),
             Verdict::Leave(_) => return Ok(Next::Change),
@@ -99,9 +109,17 @@ impl Backstop {
             Outcome::Gone => Ok(Next::Change),
             other => {
                 info!(pod = %key, ?other, "the gate could not be opened yet");
-                Ok(Next::After(Duration::from_millis(500)))
+                Ok(Next::After(RETRY))
             }
         }
+    }
+
+    fn decide(&self, key: &Key, facts: &Facts, now: Timestamp) -> Verdict {
+        let unchanged_for = self.unchanged_for(key, facts);
+        let longest = self.context.config.warmup.max_queue_wait;
+        let node = facts.spec.node_name.as_deref().unwrap_or_default();
+        let led_for = self.context.leadership.led_for();
+        self.agents.of(node, led_for, |agent| backstop::decide(&facts.seen(), agent, unchanged_for, longest, now))
     }
 
     /// On our own clock, so that neither a restart of ours nor another clock opens a gate early.

@@ -3,24 +3,25 @@
 //! Guarantees: a start is on the pod before the first request is sent; a conflict repeats a write and never a request;
 //! cancelling, or the end of the process, closes every connection at once.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use groundcrew_core::duration;
-use groundcrew_core::warmup::outcome::{OnFailure, Outcome as Ended};
-use groundcrew_core::warmup::scenario::{Scenario, Spec};
+use groundcrew_core::warmup::outcome::{OnFailure, Outcome as Ended, no_place};
+use groundcrew_core::warmup::scenario::Scenario;
 use groundcrew_core::warmup::state::{Reason, Write};
 use groundcrew_core::warmup::{Job, rules::Mode};
 use groundcrew_load::call::Trace;
 use groundcrew_load::engine::Progress;
 use groundcrew_load::warm::{self, Work, warm};
-use kube::api::{Api, DynamicObject};
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::api::Api;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::agent::{Agent, Held};
+use super::crd::WarmupConfig;
 use super::metrics::Outcome as Counted;
 use super::share::Seat;
 use super::{Facts, reference};
@@ -30,6 +31,8 @@ use crate::runtime::cache::Key;
 /// A place that is free at once needs no record of waiting for it.
 const QUEUED_AFTER: Duration = Duration::from_secs(1);
 const CALL: Duration = Duration::from_secs(5);
+/// How long a read is tried while nobody answers at all.
+const API_AWAY: Duration = Duration::from_secs(60);
 /// Conflicts after which a start no longer insists on the version: somebody writes this pod all the time.
 const PATIENCE: u32 = 5;
 
@@ -38,7 +41,7 @@ pub(super) async fn run(agent: &Arc<Agent>, key: &Key, held: &Held, job: Job) {
     let reference = reference(key, &held.uid);
     agent.context.events.normal(reference.clone(), "WarmupQueued", format!("attempt {}", job.attempt.number));
     let queued = Instant::now();
-    let seat = agent.share.join(&key.namespace);
+    let seat = agent.share.join(&key.namespace, job.patience);
     let stopping = &agent.context.stopping;
     let begun = tokio::select! {
         begun = one.queue(&seat) => begun,
@@ -48,7 +51,11 @@ pub(super) async fn run(agent: &Arc<Agent>, key: &Key, held: &Held, job: Job) {
     agent.metrics.queued(&key.namespace, queued.elapsed());
     let (outcome, took, sent) = if begun {
         let scenario = match &job.rules.config {
-            Some(name) => Some(one.scenario(name).await),
+            Some(name) => tokio::select! {
+                scenario = one.scenario(name) => Some(scenario),
+                () = held.cancel.cancelled() => return,
+                () = stopping.cancelled() => return,
+            },
             None => None,
         };
         match scenario.transpose() {
@@ -66,8 +73,7 @@ pub(super) async fn run(agent: &Arc<Agent>, key: &Key, held: &Held, job: Job) {
             }
         }
     } else {
-        let waited = duration::text(agent.context.config.warmup.max_queue_wait);
-        (Ended::Unable(format!("no place among the warm-ups of this node for {waited}")), None, 0)
+        (Ended::Unable(no_place(agent.context.config.warmup.max_queue_wait)), None, 0)
     };
     drop(seat);
     one.finish(&outcome, took, sent).await;
@@ -83,14 +89,14 @@ struct One<'a> {
 impl One<'_> {
     /// Waits for a place; false when it took too long.
     async fn queue(&self, seat: &Seat) -> bool {
-        if timeout(QUEUED_AFTER, seat.begins()).await.is_ok() {
-            return true;
+        let mut begins = pin!(seat.begins());
+        if let Ok(begun) = timeout(QUEUED_AFTER, begins.as_mut()).await {
+            return begun;
         }
-        let longest = self.agent.context.config.warmup.max_queue_wait.saturating_sub(QUEUED_AFTER);
         let queued = self.job.attempt.queued();
         // Written before the start is, so that the two cannot overtake each other.
-        let (begun, _) = tokio::join!(timeout(longest, seat.begins()), timeout(CALL, self.settle(&queued, false)));
-        begun.is_ok()
+        let (begun, _) = tokio::join!(begins, timeout(CALL, self.settle(&queued, false)));
+        begun
     }
 
     /// Records the start; false when the pod is not to be warmed after all.
@@ -110,9 +116,17 @@ impl One<'_> {
 
     /// Nothing when it was cancelled, or handed over.
     async fn warm(&self, seat: &Seat, scenario: Option<&Scenario>, progress: &Progress) -> Option<Ended> {
-        let Job { attempt, rules, address } = self.job;
+        let Job { attempt, rules, address, .. } = self.job;
         let trace = Trace::new(fastrand::u128(..));
-        let work = Work { address: *address, rules, scenario, sent_before: attempt.sent, trace, precise: true };
+        let work = Work {
+            address: *address,
+            rules,
+            scenario,
+            sent_before: attempt.sent,
+            trace,
+            precise: true,
+            max_queue_wait: self.agent.context.config.warmup.max_queue_wait,
+        };
         let namespace = &self.key.namespace;
         self.agent.metrics.active(namespace, &self.agent.node, 1);
         let cancel = CancellationToken::new();
@@ -190,17 +204,34 @@ impl One<'_> {
     }
 
     async fn scenario(&self, name: &str) -> Result<Scenario, String> {
-        let kind = GroupVersionKind::gvk("kube-booster.io", "v1alpha1", "WarmupConfig");
-        let resource = ApiResource::from_gvk_with_plural(&kind, "warmupconfigs");
-        let client = self.agent.context.clients.read.clone();
-        let configs: Api<DynamicObject> = Api::namespaced_with(client, &self.key.namespace, &resource);
         let failed = |why: &str| format!("WarmupConfig {name:?} {why}");
-        let found = timeout(CALL, configs.get_opt(name)).await.map_err(|_| failed("could not be read in time"))?;
-        let found = found.map_err(|e| failed(&format!("could not be read: {e}")))?;
-        let object = found.ok_or_else(|| failed("does not exist in the pod's namespace"))?;
-        let spec = object.data.get("spec").cloned().unwrap_or_default();
-        let spec: Spec = serde_json::from_value(spec).map_err(|e| failed(&format!("is not valid: {e}")))?;
-        Scenario::read(&spec).map_err(|e| failed(&format!("is not valid: {e}")))
+        let found = self.config(name).await.map_err(|why| failed(&format!("could not be read: {why}")))?;
+        let config = found.ok_or_else(|| failed("does not exist in the pod's namespace"))?;
+        Scenario::read(&config.spec.0).map_err(|e| failed(&format!("is not valid: {e}")))
+    }
+
+    /// An API server that is away says nothing about the config, and without it no gate could be opened anyway.
+    async fn config(&self, name: &str) -> Result<Option<WarmupConfig>, String> {
+        let client = self.agent.context.clients.read.clone();
+        let configs: Api<WarmupConfig> = Api::namespaced(client, &self.key.namespace);
+        let given_up = Instant::now() + API_AWAY;
+        loop {
+            match timeout(CALL, configs.get_opt(name)).await {
+                Ok(Ok(found)) => return Ok(found),
+                Ok(Err(e)) if is_final(&e) || Instant::now() >= given_up => return Err(e.to_string()),
+                Err(_) if Instant::now() >= given_up => return Err("no answer in time".to_owned()),
+                Ok(Err(_)) | Err(_) => sleep(Duration::from_millis(500)).await,
+            }
+        }
+    }
+}
+
+/// Whether asking again would bring the same.
+fn is_final(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code < 500 && status.code != 429,
+        kube::Error::SerdeError(_) => true,
+        _ => false,
     }
 }
 

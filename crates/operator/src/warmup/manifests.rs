@@ -1,10 +1,10 @@
-//! What warm-up adds to an installation: the WarmupConfig kind, the agents, and the policies that confine them.
+//! What warm-up adds to an installation: the agents, and the policies that confine them.
 
 use groundcrew_core::config::Config;
 use groundcrew_core::keys;
 use serde_json::{Value, json};
 
-use crate::manifests::{NAME, container_security, labels, meta, pod_security, role, rule};
+use crate::manifests::{NAME, container_security, meta, pod_security, role, rule};
 
 /// The agents' account, role, DaemonSet and policies.
 pub const AGENT: &str = "groundcrew-agent";
@@ -12,10 +12,7 @@ const POLICY_API: &str = "admissionregistration.k8s.io/v1";
 
 #[must_use]
 pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
-    let mut all = vec![
-        warmup_config(),
-        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(AGENT, Some(namespace))}),
-    ];
+    let mut all = vec![json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(AGENT, Some(namespace))})];
     all.extend(rights(namespace));
     all.extend(policies(namespace));
     all.push(daemon_set(config, namespace, image));
@@ -186,72 +183,6 @@ fn daemon_set(config: &Config, namespace: &str, image: &str) -> Value {
                     "containers": [container],
                 },
             },
-        },
-    })
-}
-
-/// The WarmupConfig kind.
-#[must_use]
-pub fn warmup_config() -> Value {
-    let text = |about: &str| json!({"type": "string", "description": about});
-    let request = json!({
-        "type": "object",
-        "required": ["name"],
-        "properties": {
-            "name": {"type": "string", "minLength": 1},
-            "protocol": {"type": "string", "enum": ["http", "https", "h2c", "grpc"], "description": "Default: the pod's."},
-            "endpoint": {"type": "string", "maxLength": 8192, "description": "Path and query on the pod."},
-            "method": {"type": "string", "default": "GET", "pattern": "^[A-Za-z]+$"},
-            "headers": {"type": "object", "maxProperties": 50, "additionalProperties": {"type": "string"}},
-            "body": {"type": "string", "maxLength": 65536},
-            "grpcMethod": {"type": "string", "pattern": "^[A-Za-z0-9_.]+/[A-Za-z0-9_]+$"},
-            "grpcPayload": text("JSON, encoded by server reflection."),
-            "count": {"type": "integer", "minimum": 1, "maximum": 12000, "default": 1},
-            "extract": {
-                "type": "object", "description": "Variable to $.a.b in the last response body.",
-                "additionalProperties": {"type": "string", "pattern": r"^\$(\.[^.\[]+|\[[0-9]+\])*$"},
-            },
-            "expectedStatus": {"type": "integer", "minimum": 0, "maximum": 599, "default": 0},
-        },
-    });
-    let duration = |default: &str| json!({"type": "string", "default": default, "pattern": r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$"});
-    let step = json!({
-        "type": "object",
-        "required": ["name", "requests"],
-        "properties": {
-            "name": {"type": "string", "minLength": 1},
-            "timeout": duration("30s"),
-            "requests": {"type": "array", "minItems": 1, "items": request},
-        },
-    });
-    let spec = json!({
-        "type": "object",
-        "required": ["steps"],
-        "properties": {"timeout": duration("120s"), "steps": {"type": "array", "minItems": 1, "items": step}},
-        "x-kubernetes-validations": [{
-            "rule": "!has(self.timeout) || (duration(self.timeout) > duration('0s') && duration(self.timeout) <= duration('5m'))",
-            "message": "timeout must be more than 0s and at most 5m",
-        }],
-    });
-    json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "warmupconfigs.kube-booster.io", "labels": labels()},
-        "spec": {
-            "group": "kube-booster.io",
-            "scope": "Namespaced",
-            "names": {"kind": "WarmupConfig", "listKind": "WarmupConfigList", "plural": "warmupconfigs",
-                      "singular": "warmupconfig", "shortNames": ["wuc"]},
-            "versions": [{
-                "name": "v1alpha1", "served": true, "storage": true,
-                "schema": {"openAPIV3Schema": {
-                    "type": "object", "description": "Steps that warm a pod before it is Ready.",
-                    "required": ["spec"], "properties": {"spec": spec},
-                }},
-                "additionalPrinterColumns": [
-                    {"name": "Timeout", "type": "string", "jsonPath": ".spec.timeout"},
-                    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-                ],
-            }],
         },
     })
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use groundcrew_core::warmup::fair::{Move, Places, Rate};
 use groundcrew_load::engine::Throttle;
 use tokio::sync::{Notify, oneshot, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 /// Where one warm-up stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +55,9 @@ impl Share {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues up; dropping the seat leaves the queue or gives the place to the next.
-    pub(super) fn join(&self, namespace: &str) -> Seat {
+    /// Queues up; dropping the seat leaves the queue or gives the place to the next. `patience` is how long it may be
+    /// without a place in all.
+    pub(super) fn join(&self, namespace: &str, patience: Duration) -> Seat {
         let (sender, place) = watch::channel(Place::Waiting);
         let mut state = self.state();
         let ticket = state.next;
@@ -66,7 +67,7 @@ impl Share {
         settle(&mut state, self.now());
         drop(state);
         self.changed.notify_one();
-        Seat { share: self.clone(), ticket, place, namespace: namespace.to_owned() }
+        Seat { share: self.clone(), ticket, place, namespace: namespace.to_owned(), patience: Mutex::new(patience) }
     }
 
     /// Ends turns and hands out tokens when their time has come; runs for ever.
@@ -118,14 +119,22 @@ pub(super) struct Seat {
     ticket: Ticket,
     place: watch::Receiver<Place>,
     namespace: String,
+    patience: Mutex<Duration>,
 }
 
 impl Seat {
-    /// Returns when it may begin.
-    pub(super) async fn begins(&self) {
+    /// Returns when it may begin or go on; false when it has been without a place for too long.
+    pub(super) async fn begins(&self) -> bool {
         let mut place = self.place.clone();
+        let (since, left) = (Instant::now(), *self.patience());
         // The sender lives as long as the seat.
-        let _ = place.wait_for(|place| *place == Place::Running).await;
+        let begun = timeout(left, place.wait_for(|place| *place == Place::Running)).await.is_ok();
+        *self.patience() = left.saturating_sub(since.elapsed());
+        begun
+    }
+
+    fn patience(&self) -> MutexGuard<'_, Duration> {
+        self.patience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[cfg(test)]
@@ -138,21 +147,21 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let mut state = self.share.state();
         state.seats.remove(&self.ticket);
-        state.places.remove(&self.ticket);
-        settle(&mut state, self.share.now());
+        let now = self.share.now();
+        state.places.remove(&self.ticket, now);
+        settle(&mut state, now);
         drop(state);
         self.share.changed.notify_one();
     }
 }
 
 impl Throttle for Seat {
-    async fn resumed(&self) -> Duration {
+    async fn resumed(&self) -> Option<Duration> {
         if *self.place.borrow() != Place::Suspended {
-            return Duration::ZERO;
+            return Some(Duration::ZERO);
         }
         let since = Instant::now();
-        self.begins().await;
-        since.elapsed()
+        self.begins().await.then(|| since.elapsed())
     }
 
     async fn permit(&self) {
@@ -175,10 +184,12 @@ impl Throttle for Seat {
 mod tests {
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(300);
+
     #[tokio::test(start_paused = true)]
     async fn a_place_goes_to_the_next_when_its_seat_is_dropped() {
         let share = Share::new(1, 100);
-        let (first, second) = (share.join("a"), share.join("a"));
+        let (first, second) = (share.join("a", LONG), share.join("a", LONG));
         assert!(!first.waits() && second.waits());
         drop(first);
         assert!(!second.waits());
@@ -187,13 +198,38 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_suspended_one_goes_on_and_knows_for_how_long_it_stood() {
         let share = Share::new(2, 100);
-        let (_a, b) = (share.join("x"), share.join("x"));
-        let other = share.join("y");
+        let (_a, b) = (share.join("x", LONG), share.join("x", LONG));
+        let other = share.join("y", LONG);
         assert!(!other.waits(), "the other namespace gets its share at once");
         let stood = tokio::spawn(async move { b.resumed().await });
         tokio::time::sleep(Duration::from_secs(5)).await;
         drop(other);
-        assert!(stood.await.unwrap() >= Duration::from_secs(5));
+        assert!(stood.await.unwrap() >= Some(Duration::from_secs(5)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_is_without_a_place_for_longer_than_it_may_be() {
+        let share = Share::new(1, 100);
+        let first = share.join("x", LONG);
+        let second = share.join("x", Duration::from_secs(7));
+        let began = Instant::now();
+        assert!(!second.begins().await);
+        assert_eq!(began.elapsed(), Duration::from_secs(7));
+        drop(second);
+        // What it waited before it began counts when it is set aside later.
+        let third = share.join("x", Duration::from_secs(10));
+        tokio::time::sleep(Duration::ZERO).await;
+        let waiting = tokio::spawn(async move { (third.begins().await, third) });
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        drop(first);
+        let (begun, third) = waiting.await.unwrap();
+        assert!(begun);
+        tokio::spawn(share.clone().keep());
+        let _turns = share.join("y", LONG);
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        let set_aside = Instant::now();
+        assert_eq!(third.resumed().await, None);
+        assert_eq!(set_aside.elapsed(), Duration::from_secs(4));
     }
 
     #[tokio::test(start_paused = true)]
@@ -202,7 +238,7 @@ mod tests {
         tokio::spawn(share.clone().keep());
         let started = Instant::now();
         let senders = ["a", "b", "c"].map(|namespace| {
-            let seat = share.join(namespace);
+            let seat = share.join(namespace, LONG);
             tokio::spawn(async move {
                 for _ in 0..100 {
                     seat.permit().await;

@@ -1,5 +1,7 @@
 //! Agents that die, roll and are late; bursts and storms.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -46,30 +48,42 @@ async fn the_leader_opens_the_gates_of_an_agent_that_is_gone() -> anyhow::Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_killed_at_any_request_costs_at_most_one_repetition() -> anyhow::Result<()> {
+async fn an_agent_killed_at_each_request_costs_one_repetition() -> anyhow::Result<()> {
     const N: usize = 8;
     let cluster = Cluster::start(Layer::Api).await?;
     add_node(&cluster, NODE).await?;
     let mut first = agent(&cluster, "first").await?;
     let namespace = cluster.namespace("killed").await?;
     let pods: Api<Pod> = namespace.api();
-    // One pod per index: each is one request behind the one before when the agent dies.
+    // One pod per index: its server leaves request i without an answer until the agent has died in it.
+    let dead = Arc::new(AtomicBool::new(false));
     let mut servers = Vec::new();
-    for i in 0..N {
-        let server = Server::start().await?;
-        up(&pods, asking(&format!("p{i}"), &server, &[("requests", "8"), ("duration", "16s")])).await?;
-        server.wait_hits(1).await?;
+    for index in 0..N {
+        let (dead, seen) = (Arc::clone(&dead), AtomicUsize::new(0));
+        let server = Server::telling(move |_, _| {
+            let held = seen.fetch_add(1, Ordering::SeqCst) == index && !dead.load(Ordering::SeqCst);
+            (!held).then(|| (200, String::new()).into())
+        });
+        let server = server.await?;
+        let settings = [("requests", "8"), ("mode", "asap"), ("duration", "5m")];
+        up(&pods, asking(&format!("p{index}"), &server, &settings)).await?;
         servers.push(server);
-        tokio::time::sleep(Duration::from_millis(1_700)).await;
+    }
+    for (index, server) in servers.iter().enumerate() {
+        server.wait_hits(index + 1).await?;
     }
     first.kill().await?;
-    let counts: Vec<usize> = servers.iter().map(|server| server.hits().len()).collect();
-    assert!(counts.first() > counts.last(), "{counts:?}");
+    dead.store(true, Ordering::SeqCst);
+    let before: Vec<usize> = servers.iter().map(|server| server.hits().len()).collect();
     let _second = agent(&cluster, "second").await?;
     let open = |pods: &[&Pod]| pods.len() == N && pods.iter().all(|p| is_open(p));
     cluster.wait_for_list(&pods, watcher::Config::default(), "all open", 2 * SOON, open).await?;
-    let total: Vec<usize> = servers.iter().map(|server| server.hits().len()).collect();
-    assert!(total.iter().all(|hits| (N..=2 * N).contains(hits)), "{total:?}");
+    for (index, server) in servers.iter().enumerate() {
+        let total = server.hits().len();
+        assert_eq!(total, before[index] + N, "killed in request {index}: {before:?}");
+        assert!(total <= 2 * N, "killed in request {index}: {total}");
+        assert_eq!(reason(&pods.get(&format!("p{index}")).await?), "WarmupComplete");
+    }
     Ok(())
 }
 
@@ -129,7 +143,7 @@ async fn two_hundred_pods_at_once_are_all_warmed_ten_at_a_time() -> anyhow::Resu
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_storm_of_other_writers_repeats_no_request_and_a_deleted_pod_gets_none() -> anyhow::Result<()> {
+async fn a_storm_of_other_writers_repeats_no_request_and_a_replaced_pod_gets_only_its_own() -> anyhow::Result<()> {
     let cluster = Cluster::start(Layer::Api).await?;
     add_node(&cluster, NODE).await?;
     let _agent = agent(&cluster, "agent").await?;
@@ -150,14 +164,20 @@ async fn a_storm_of_other_writers_repeats_no_request_and_a_deleted_pod_gets_none
     storm.abort();
     assert_eq!((reason(&warm), server.hits().len()), ("WarmupComplete", 20));
 
-    let leaving = Server::start().await?;
-    up(&pods, asking("leaving", &leaving, &[("requests", "100"), ("duration", "10s")])).await?;
-    leaving.wait_hits(5).await?;
+    // Deleted: nothing more is sent. Replaced under its name and address: only what the new pod asks for is.
+    let place = Server::start().await?;
+    let to = |path: &str| place.hits().iter().filter(|hit| hit.head.starts_with(&format!("get {path} "))).count();
+    up(&pods, asking("leaving", &place, &[("requests", "600"), ("duration", "60s"), ("endpoint", "/old")])).await?;
+    place.wait_hits(5).await?;
     pods.delete("leaving", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let seen = leaving.hits().len();
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(leaving.hits().len(), seen);
+    up(&pods, asking("leaving", &place, &[("requests", "20"), ("duration", "2s"), ("endpoint", "/new")])).await?;
+    let warm = cluster.wait_for(&pods, "leaving", "gate open", SOON, is_open).await?;
+    let old = to("/old");
+    assert_eq!((reason(&warm), to("/new")), ("WarmupComplete", 20));
+    let marker = Server::start().await?;
+    up(&pods, asking("marker", &marker, &[("requests", "2"), ("duration", "2s")])).await?;
+    cluster.wait_for(&pods, "marker", "gate open", SOON, is_open).await?;
+    assert_eq!((to("/old"), to("/new")), (old, 20), "nothing came in the meantime");
     Ok(())
 }
 

@@ -1,23 +1,20 @@
 //! The life of a warm-up, from admission to the condition.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use groundcrew_core::pod::Container;
-use groundcrew_core::warmup::rules::Rules;
 use groundcrew_testbed::{Cluster, Groundcrew, Layer};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt;
-use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::configs::{create, install, login};
 use crate::support::{
-    NODE, QUICK, SOON, Server, add_node, agent, apply, asking, condition, is_gated, is_open, make_ready, message,
-    reason, up,
+    NODE, QUICK, SOON, Server, add_node, agent, asking, condition, is_gated, is_open, make_ready, message, reason, up,
+    warnings,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,10 +92,46 @@ async fn a_pod_is_gated_warmed_opened_and_warmed_again_when_its_container_restar
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn whoever_writes_a_bad_annotation_hears_of_it_and_is_not_stopped() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    let _operator = Groundcrew::builder(&cluster).start().await?;
+    cluster.webhook_answers().await?;
+    let namespace = cluster.namespace("warned").await?;
+    let bad = json!({"kube-booster.io/warmup": "enabled", "kube-booster.io/warmup-requests": "0",
+        "kube-booster.io/warmup-duration": "1.5h"});
+    let spec = json!({"containers": [{"name": "main", "image": "none", "ports": [{"containerPort": 80}]}]});
+    let metadata = json!({"name": "web", "annotations": bad});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec});
+    let template = json!({"metadata": {"labels": {"app": "web"}, "annotations": bad}, "spec": spec});
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"},
+        "spec": {"selector": {"matchLabels": {"app": "web"}}, "template": template}});
+    let home = format!("namespaces/{}", namespace.name());
+    for (path, object) in
+        [(format!("/api/v1/{home}/pods"), pod), (format!("/apis/apps/v1/{home}/deployments"), deployment)]
+    {
+        // The two webhook configurations come into force one after the other.
+        let deadline = tokio::time::Instant::now() + SOON;
+        let said = loop {
+            let said = warnings(&cluster, &path, &object).await?.join(" ");
+            if !said.is_empty() || tokio::time::Instant::now() > deadline {
+                break said;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        };
+        assert!(
+            said.contains("kube-booster.io/warmup-requests: warmup-requests must be at least 1, got 0"),
+            "{said:?}"
+        );
+        assert!(said.contains("warmup-duration must not exceed 5m, got 1h30m0s"), "{said:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn outcomes_are_written_as_documented() -> anyhow::Result<()> {
     let cluster = Cluster::start(Layer::Api).await?;
     add_node(&cluster, NODE).await?;
-    install_warmup_config(&cluster).await?;
+    install(&cluster).await?;
     let _agent = agent(&cluster, "agent").await?;
     let namespace = cluster.namespace("outcome").await?;
     let pods: Api<Pod> = namespace.api();
@@ -109,7 +142,7 @@ async fn outcomes_are_written_as_documented() -> anyhow::Result<()> {
         _ => (401, String::new()),
     })
     .await?;
-    create_warmup_config(&cluster, namespace.name()).await?;
+    create(&cluster, namespace.name(), "login", login()).await?;
     let quick = [("requests", "2"), ("duration", "1s")];
     let with = |extra: &[(&'static str, &'static str)]| [&quick[..], extra].concat();
 
@@ -134,93 +167,5 @@ async fn outcomes_are_written_as_documented() -> anyhow::Result<()> {
     cluster.wait_for(&pods, "closed", "a later attempt", SOON, |p| message(p).contains("; attempt 3 follows")).await?;
     // One attempt of each, two of the retried, and at least two of the closed one.
     assert!(broken.hits().len() >= 2 + 4 + 4, "{}", broken.hits().len());
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_samples_are_accepted() -> anyhow::Result<()> {
-    let cluster = Cluster::start(Layer::Api).await?;
-    install_warmup_config(&cluster).await?;
-    let namespace = cluster.namespace("samples").await?;
-    create_warmup_config(&cluster, namespace.name()).await?;
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/samples");
-    let mut seen = 0;
-    for file in
-        std::fs::read_dir(directory)?.flatten().filter(|f| f.file_name().to_string_lossy().starts_with("warmup"))
-    {
-        let text = std::fs::read_to_string(file.path())?;
-        let objects: Vec<Value> = serde_saphyr::from_multiple(&text)?;
-        seen += objects.len();
-        for object in &objects {
-            let annotations =
-                object.pointer("/spec/template/metadata/annotations").or(object.pointer("/metadata/annotations"));
-            let containers = object.pointer("/spec/template/spec/containers").or(object.pointer("/spec/containers"));
-            if let (Some(annotations), Some(containers)) = (annotations, containers) {
-                let annotations: BTreeMap<String, String> = serde_json::from_value(annotations.clone())?;
-                let containers: Vec<Container<String>> = serde_json::from_value(containers.clone())?;
-                Rules::read(&annotations, &containers)?;
-            }
-        }
-        apply(&cluster, namespace.name(), objects).await?;
-    }
-    assert_eq!(seen, 4);
-    Ok(())
-}
-
-async fn install_warmup_config(cluster: &Cluster) -> anyhow::Result<()> {
-    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
-    let crd = serde_json::from_value(groundcrew::warmup::manifests::warmup_config())?;
-    crds.create(&PostParams::default(), &crd).await?;
-    let established = |crd: &CustomResourceDefinition| {
-        let conditions = crd.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        conditions.into_iter().any(|c| c.type_ == "Established" && c.status == "True")
-    };
-    cluster.wait_for(&crds, "warmupconfigs.kube-booster.io", "established", SOON, established).await?;
-    Ok(())
-}
-
-fn configs(cluster: &Cluster, namespace: &str) -> Api<DynamicObject> {
-    let kind = GroupVersionKind::gvk("kube-booster.io", "v1alpha1", "WarmupConfig");
-    Api::namespaced_with(cluster.client(), namespace, &ApiResource::from_gvk_with_plural(&kind, "warmupconfigs"))
-}
-
-async fn create_warmup_config(cluster: &Cluster, namespace: &str) -> anyhow::Result<()> {
-    let api = configs(cluster, namespace);
-    let object = |name: &str, spec: Value| -> anyhow::Result<DynamicObject> {
-        let object = json!({"apiVersion": "kube-booster.io/v1alpha1", "kind": "WarmupConfig", "metadata": {"name": name}, "spec": spec});
-        Ok(serde_json::from_value(object)?)
-    };
-    let login = json!({"steps": [
-        {"name": "login", "requests": [{"name": "token", "method": "POST", "endpoint": "/login", "body": "me",
-            "expectedStatus": 201, "extract": {"token": "$.auth.token"}}]},
-        {"name": "use", "requests": [{"name": "cart", "endpoint": "/cart", "count": 3,
-            "headers": {"Authorization": "Bearer {{token}}"}}]},
-    ]});
-    let deadline = tokio::time::Instant::now() + SOON;
-    // Established comes a moment before the API server serves it.
-    while let Err(e) = api.list(&ListParams::default()).await {
-        anyhow::ensure!(tokio::time::Instant::now() < deadline, "WarmupConfigs are never served: {e}");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    let created = api.create(&PostParams::default(), &object("login", login)?).await?;
-    assert_eq!(created.data["spec"]["timeout"], "120s");
-    assert_eq!(created.data["spec"]["steps"][0]["timeout"], "30s");
-    assert_eq!(created.data["spec"]["steps"][0]["requests"][0]["count"], 1);
-    let step = |request: Value| json!({"steps": [{"name": "s", "requests": [request]}]});
-    let headers: Value = (0..51).map(|i| (format!("h{i}"), json!("v"))).collect::<serde_json::Map<_, _>>().into();
-    for bad in [
-        json!({"steps": []}),
-        json!({"steps": [{"name": "s", "requests": []}]}),
-        json!({"timeout": "6m", "steps": [{"name": "s", "requests": [{"name": "r"}]}]}),
-        step(json!({"name": "r", "count": 0})),
-        step(json!({"name": "r", "count": 12_001})),
-        step(json!({"name": "r", "body": "x".repeat(65_537)})),
-        step(json!({"name": "r", "headers": headers})),
-        step(json!({"name": "r", "extract": {"a": "a.b"}})),
-        step(json!({"name": "r", "protocol": "ftp"})),
-    ] {
-        let refused = api.create(&PostParams::default(), &object("bad", bad.clone())?).await;
-        assert!(refused.is_err(), "{bad}");
-    }
     Ok(())
 }

@@ -28,6 +28,20 @@ pub struct Hit {
     pub head: String,
 }
 
+/// What a server says; header lines end with CR LF.
+#[derive(Clone, Debug, Default)]
+pub struct Reply {
+    pub status: u16,
+    pub headers: String,
+    pub text: String,
+}
+
+impl From<(u16, String)> for Reply {
+    fn from((status, text): (u16, String)) -> Self {
+        Self { status, text, ..Self::default() }
+    }
+}
+
 /// A server that answers what it is told to and remembers who asked.
 #[derive(Clone, Debug)]
 pub struct Server {
@@ -40,9 +54,15 @@ impl Server {
         Self::answering(|_, _| (200, "ok".to_owned())).await
     }
 
+    /// Answers each request from its head and body.
     pub async fn answering(
         answer: impl Fn(&str, &str) -> (u16, String) + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
+        Self::telling(move |head, body| Some(answer(head, body).into())).await
+    }
+
+    /// The same with headers; nothing means that the request is never answered.
+    pub async fn telling(answer: impl Fn(&str, &str) -> Option<Reply> + Send + Sync + 'static) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let server = Self { address: listener.local_addr()?, hits: Arc::default() };
         let (hits, answer) = (server.hits.clone(), Arc::new(answer));
@@ -69,7 +89,7 @@ impl Server {
     }
 }
 
-async fn speak(mut tcp: TcpStream, hits: &Mutex<Vec<Hit>>, answer: &(dyn Fn(&str, &str) -> (u16, String) + Sync)) {
+async fn speak(mut tcp: TcpStream, hits: &Mutex<Vec<Hit>>, answer: &(dyn Fn(&str, &str) -> Option<Reply> + Sync)) {
     loop {
         let (mut seen, mut byte) = (Vec::new(), [0_u8; 1]);
         while !seen.ends_with(b"\r\n\r\n") {
@@ -85,8 +105,10 @@ async fn speak(mut tcp: TcpStream, hits: &Mutex<Vec<Hit>>, answer: &(dyn Fn(&str
             return;
         }
         hits.lock().unwrap().push(Hit { at: Instant::now(), head: head.clone() });
-        let (status, text) = answer(&head, &String::from_utf8_lossy(&body));
-        let reply = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n{text}", text.len());
+        let Some(Reply { status, headers, text }) = answer(&head, &String::from_utf8_lossy(&body)) else {
+            return std::future::pending().await;
+        };
+        let reply = format!("HTTP/1.1 {status} X\r\n{headers}content-length: {}\r\n\r\n{text}", text.len());
         if tcp.write_all(reply.as_bytes()).await.is_err() {
             return;
         }
@@ -171,6 +193,15 @@ pub async fn up(pods: &Api<Pod>, pod: Pod) -> anyhow::Result<()> {
 
 pub async fn agent(cluster: &Cluster, name: &str) -> anyhow::Result<Groundcrew> {
     Groundcrew::builder(cluster).name(name).agent(NODE).config_yaml(QUICK).start().await
+}
+
+/// What admission says to whoever creates the object; nothing is stored.
+pub async fn warnings(cluster: &Cluster, collection: &str, object: &Value) -> anyhow::Result<Vec<String>> {
+    let request = http::Request::post(format!("{collection}?dryRun=All")).header("content-type", "application/json");
+    let answer = cluster.client().send(request.body(serde_json::to_vec(object)?.into())?).await?;
+    anyhow::ensure!(answer.status() == 201, "{} {:?}", answer.status(), answer.headers());
+    let said = answer.headers().get_all("warning").iter();
+    Ok(said.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned()).collect())
 }
 
 /// Applies objects as kubectl would.

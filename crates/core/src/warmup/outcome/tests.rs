@@ -7,7 +7,7 @@ const OPEN: OnFailure = OnFailure { policy: FailurePolicy::Open, retries: 0 };
 const CLOSED: OnFailure = OnFailure { policy: FailurePolicy::Closed, retries: 0 };
 
 fn attempt(number: u32) -> Attempt {
-    Attempt { containers: vec!["containerd://a".to_owned()], number, starts: 1, sent: 0, succeeded: 0 }
+    Attempt { containers: vec!["containerd://a".to_owned()], number, starts: 1, sent: 0, succeeded: 0, since: NOW }
 }
 
 fn ran(sent: u32, succeeded: u32) -> Tally {
@@ -85,9 +85,12 @@ fn converging_tells_cold_warm_and_spent() {
 
 #[test]
 fn a_cap_is_mentioned() {
-    let tally = Tally { planned: 100, capped_after: Some(Duration::from_secs(35)), ..ran(40, 40) };
+    let tally = Tally { planned: 100, cut: Some(Cut::Cap(Duration::from_secs(35))), ..ran(40, 40) };
     let message = attempt(1).ended(&Outcome::Ran(tally), OPEN, NOW, 0.0).message;
     assert!(message.ends_with(", stopped by the cap of 35s with 40 of 100 sent"), "{message}");
+    let tally = Tally { planned: 100, cut: Some(Cut::NoPlace(Duration::from_secs(300))), ..ran(40, 0) };
+    let message = attempt(1).ended(&Outcome::Ran(tally), OPEN, NOW, 0.0).message;
+    assert!(message.ends_with(", stopped: no place among the warm-ups of this node for 5m0s"), "{message}");
 }
 
 #[test]
