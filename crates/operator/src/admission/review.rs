@@ -9,6 +9,8 @@ use json_patch::Patch;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::validate::Judged;
+
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
 
@@ -108,12 +110,18 @@ impl<'a> Review<'a> {
 
     /// The object's bytes as received, if this is the creation of that kind of the core group and nothing else.
     #[must_use]
-    pub fn created(&self, wanted: &str) -> Option<&'a str> {
+    pub fn created(&self, wanted: &'static str) -> Option<&'a str> {
+        self.object(Judged { group: "", kinds: &[wanted], operations: &["CREATE"] })
+    }
+
+    /// The object's bytes as received, if this is one of those requests.
+    #[must_use]
+    pub fn object(&self, judged: Judged<'_>) -> Option<&'a str> {
         let kind = self.0.kind.as_ref()?;
-        let is_wanted = text(&kind.kind) == wanted && text(&kind.group).is_empty();
-        let creates = text(&self.0.operation) == "CREATE" && text(&self.0.sub_resource).is_empty();
+        let is_wanted = judged.kinds.contains(&text(&kind.kind)) && text(&kind.group) == judged.group;
+        let asked = judged.operations.contains(&text(&self.0.operation)) && text(&self.0.sub_resource).is_empty();
         let object = self.0.object.map(RawValue::get).filter(|json| *json != "null")?;
-        (is_wanted && creates).then_some(object)
+        (is_wanted && asked).then_some(object)
     }
 
     #[must_use]

@@ -1,4 +1,4 @@
-//! Validation: the one place where an object can be refused, and only because a feature was told to.
+//! Validation: the one place where an object can be refused, and only because a feature was told to; others warn.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,15 +16,24 @@ use super::{Admission, Outcome, body};
 /// A feature's part in validation.
 pub trait Validator: Send + Sync {
     fn feature(&self) -> Feature;
-    /// The kind whose creation it judges.
-    fn kind(&self) -> &'static str;
+    fn judges(&self) -> Judged<'static>;
     fn validate(&self, object: &str) -> Result<(), Refusal>;
+}
+
+/// Which requests a validator looks at.
+#[derive(Clone, Copy, Debug)]
+pub struct Judged<'a> {
+    pub group: &'static str,
+    pub kinds: &'a [&'static str],
+    pub operations: &'a [&'static str],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Told to whoever made the request.
     Denied(String),
+    /// Allowed, and whoever made the request hears why it will not do what they meant.
+    Doubtful(String),
     /// Not ours to judge: allowed, with a warning.
     Unreadable(String),
 }
@@ -62,12 +71,16 @@ impl Admission {
             return (outcome, answer);
         }
         for validator in &self.validators {
-            let Some(object) = review.created(validator.kind()) else { continue };
+            let Some(object) = review.object(validator.judges()) else { continue };
             match validator.validate(object) {
                 Ok(()) => {}
                 Err(Refusal::Denied(why)) => {
                     info!(feature = %validator.feature(), namespace = review.namespace(), why, "refused");
                     return (Outcome::Refused, Answer { refusal: Some(why), ..answer });
+                }
+                Err(Refusal::Doubtful(why)) => {
+                    self.metrics.warned(validator.feature(), 1);
+                    answer = answer.warn(format!("groundcrew: {why}"));
                 }
                 Err(Refusal::Unreadable(e)) => {
                     outcome = Outcome::Unreadable;

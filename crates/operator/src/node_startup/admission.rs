@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::Shared;
 use crate::admission::node::{NodeContribution, NodeFeature};
-use crate::admission::validate::{Refusal, Validator};
+use crate::admission::validate::{Judged, Refusal, Validator};
 use crate::runtime::cache::Key;
 
 impl NodeFeature for Shared {
@@ -56,8 +56,8 @@ impl Validator for Denier {
         Feature::NodeStartup
     }
 
-    fn kind(&self) -> &'static str {
-        "Pod"
+    fn judges(&self) -> Judged<'static> {
+        Judged { group: "", kinds: &["Pod"], operations: &["CREATE"] }
     }
 
     fn validate(&self, object: &str) -> Result<(), Refusal> {

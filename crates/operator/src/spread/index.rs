@@ -50,9 +50,10 @@ impl Index {
         let mut state = self.lock();
         let mut concerned = Vec::new();
         let owner = pod.as_ref().and_then(|p| p.owner.clone());
+        let mut known = None;
         if let Some(before) = state.owners.remove(key) {
             if let Some(group) = state.groups.get_mut(&before.uid) {
-                group.pods.remove(key);
+                known = group.pods.remove(key).map(|pod| pod.uid.clone());
                 if group.pods.is_empty() && group.reserved.is_empty() {
                     state.groups.remove(&before.uid);
                 }
@@ -61,7 +62,10 @@ impl Index {
         }
         if let (Some(owner), Some(pod)) = (owner, pod) {
             let group = state.groups.entry(owner.uid.clone()).or_default();
-            if let Some(at) = group.reserved.iter().position(|(placed, _)| Some(placed.rank) == pod.rank) {
+            // Only a pod that is new keeps what was reserved: its predecessor in that place may still change.
+            let appears = known.as_deref() != Some(pod.uid.as_str());
+            let kept = |(placed, _): &(Placed, Timestamp)| appears && Some(placed.rank) == pod.rank;
+            if let Some(at) = group.reserved.iter().position(kept) {
                 group.reserved.swap_remove(at);
             }
             group.pods.insert(key.clone(), pod);
