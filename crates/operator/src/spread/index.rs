@@ -6,9 +6,8 @@
 //!   ReplicaSet wants pods, which means that some creation failed.
 //!
 //! # Caveats
-//! Replicas of the webhook do not share reservations. The API server that a controller talks to sends its reviews over
-//! one HTTP/2 connection, so a burst meets one replica as long as that connection lives; what slips through is moved or
-//! re-ranked by the leader.
+//! Replicas of the webhook do not share reservations: each misses what the others admitted until the pods appear. What
+//! slips through is made good by the pods after it, or re-ranked or moved by the leader.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

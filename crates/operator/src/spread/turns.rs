@@ -3,11 +3,14 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Mutex;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
 use super::locked;
 use crate::runtime::cache::Key;
+
+/// Before anybody goes, all that are wrong have had the time to say so: moves keep those busy who would listen.
+const HEARING: SignedDuration = SignedDuration::from_secs(1);
 
 #[derive(Debug)]
 struct State {
@@ -70,7 +73,7 @@ impl Turns {
         busy.remove(uid);
         let free = self.cap.saturating_sub(busy.len());
         let first = state.waiting.iter().take(free).any(|(_, other)| other == key);
-        if !first || !state.take_token(self.per_second) {
+        if now.duration_since(since) < HEARING || !first || !state.take_token(self.per_second) {
             return None;
         }
         // Others that have waited less need not wait for this one any more.
@@ -145,8 +148,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn nobody_goes_before_the_others_could_ask() {
+        let turns = Turns::new(1, 100);
+        assert!(!claims(&turns, "quick", 0, at(10)));
+        assert!(!claims(&turns, "slow", 0, at(10)));
+        assert!(claims(&turns, "quick", 0, at(11)));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_turn_counts_before_its_move_is_written_down_and_once_after() {
         let turns = Turns::new(2, 100);
+        assert!(["a", "b", "c"].iter().all(|name| !claims(&turns, name, 2, at(0))));
         let first = turns.claim(&key("a"), "a", others(0), at(1)).unwrap();
         tokio::time::advance(Duration::from_secs(1)).await;
         let written = || HashSet::from(["a".to_owned()]);
@@ -163,6 +175,7 @@ mod tests {
         let turns = Turns::new(1, 100);
         assert!(!claims(&turns, "old", 1, at(10)));
         turns.step_aside(&key("old"));
+        assert!(!claims(&turns, "young", 1, at(19)));
         assert!(claims(&turns, "young", 0, at(20)));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert!(!claims(&turns, "young", 1, at(21)) && !claims(&turns, "old", 1, at(22)));
@@ -173,7 +186,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn moves_start_at_the_given_pace() {
         let turns = Turns::new(1000, 5);
-        let claimed = |from: i64| (0..100).filter(|i| claims(&turns, &format!("{from}-{i}"), 0, at(from))).count();
+        let claimed = |now: i64| (0..100).filter(|i| claims(&turns, &i.to_string(), 0, at(now))).count();
+        assert_eq!(claimed(0), 0);
         assert_eq!(claimed(1), 1);
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(claimed(2), 5);
