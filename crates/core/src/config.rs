@@ -71,6 +71,8 @@ pub struct Webhook {
     pub exempt_namespaces: Vec<String>,
     /// How long a configuration that an admin deleted is left deleted.
     pub recreate_after: Duration,
+    /// Reviews at once on one connection; an API server with more opens another, which may meet another replica.
+    pub max_streams: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -256,6 +258,9 @@ fn controller(mut s: Section<'_>) -> Controller {
     }
 }
 
+/// As many as Go's own servers allow.
+const MAX_STREAMS: u64 = 250;
+
 fn webhook(mut s: Section<'_>) -> Webhook {
     let cert_dir = s.optional("certDir", path);
     // Whoever names a directory means it; without one the operator makes its own certificates.
@@ -273,6 +278,7 @@ fn webhook(mut s: Section<'_>) -> Webhook {
             texts,
         ),
         recreate_after: s.get("recreateAfter", 600 * SECOND, duration_from(Duration::ZERO)),
+        max_streams: u32::try_from(s.get("maxStreams", MAX_STREAMS, integer(1, 1000))).unwrap_or(u32::MAX),
     }
 }
 

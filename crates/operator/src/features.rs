@@ -30,7 +30,7 @@ pub struct Row {
     /// The kinds it brings along.
     pub crds: fn() -> Vec<CustomResourceDefinition>,
     /// Its part in pod admission.
-    pub admission: fn(&Context) -> Option<Box<dyn PodFeature>>,
+    pub admission: fn(&Context, &mut Registry) -> Option<Box<dyn PodFeature>>,
     /// What an installation needs for it beyond permissions: namespace and image given.
     pub objects: fn(&Config, &str, &str) -> Vec<Value>,
     /// Starts its caches and controllers.
@@ -59,6 +59,9 @@ pub fn validators(context: &Context) -> Vec<Box<dyn Validator>> {
     let mut validators: Vec<Box<dyn Validator>> = Vec::new();
     if context.config.node_startup.enabled && context.config.node_startup.deny_untolerated {
         validators.push(Box::new(node_startup::admission::Denier(Arc::clone(&context.node_startup))));
+    }
+    if context.config.spread.enabled {
+        validators.push(Box::new(spread::RuleReader));
     }
     if context.config.warmup.enabled {
         validators.push(Box::new(warmup::TemplateReader));

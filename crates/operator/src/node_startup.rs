@@ -59,7 +59,7 @@ pub const ROW: Row = Row {
     permissions,
     entries,
     crds: || vec![NodeStartupRule::crd()],
-    admission: |_| None,
+    admission: |_, _| None,
     objects: |_, _, _| Vec::new(),
     start,
 };

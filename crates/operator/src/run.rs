@@ -249,7 +249,7 @@ impl Process {
         let socket = socket.map_err(|e| format!("cannot bind the webhook (--webhook-port) to port {port}: {e}"))?;
 
         let admission = Arc::new(Admission {
-            features: features::enabled(&context.config).filter_map(|row| (row.admission)(context)).collect(),
+            features: features::enabled(&context.config).filter_map(|row| (row.admission)(context, registry)).collect(),
             node_features: features::node_features(context),
             validators: features::validators(context),
             exempt_namespaces: features::exempt_namespaces(&context.config, &context.namespace),
@@ -257,7 +257,8 @@ impl Process {
             clock: context.clock,
             limits: admission::body::Limits::default(),
         });
-        let limits = server::Limits { drain: DRAIN, ..server::Limits::default() };
+        let streams = context.config.webhook.max_streams;
+        let limits = server::Limits { drain: DRAIN, streams, ..server::Limits::default() };
         let metrics = server::Metrics::register(registry);
         let (router, closing) = (admission::router(admission), self.closing.clone());
         let served = server::serve(socket, Arc::clone(&serving), router, limits, closing, metrics);

@@ -45,7 +45,7 @@ pub const ROW: Row = Row {
     entries: |_, _| vec![entry()],
     crds,
     objects: |_, _, _| Vec::new(),
-    admission: |context| Some(Box::new(Sizer { facts: shared(context) })),
+    admission: |context, _| Some(Box::new(Sizer { facts: shared(context) })),
     start,
 };
 

@@ -33,11 +33,15 @@ mod memory;
 mod metrics;
 mod objects;
 mod rebalance;
+mod tell;
 mod turns;
+mod validate;
 
 use index::Index;
 use memory::Memories;
 use metrics::Metrics;
+pub use validate::RuleReader;
+
 use objects::{BudgetFacts, NamespaceFacts, Owner, PodFacts, ReplicaSetFacts, WorkloadFacts};
 
 pub const ROW: Row = Row {
@@ -56,11 +60,11 @@ pub const ROW: Row = Row {
         }
         rules
     },
-    entries: |_, namespaces| vec![entry(namespaces.clone())],
+    entries: |_, namespaces| vec![entry(namespaces.clone()), validate::entry(namespaces.clone())],
     crds: Vec::new,
     objects: |_, _, _| Vec::new(),
-    admission: |context| {
-        context.spread.follow(context);
+    admission: |context, registry| {
+        context.spread.follow(context, registry);
         Some(Box::new(admission::Placer(Arc::clone(&context.spread))))
     },
     start,
@@ -125,11 +129,13 @@ impl Shared {
         })
     }
 
-    /// Keeps the caches filled; the second call changes nothing.
-    fn follow(self: &Arc<Self>, context: &Context) {
+    /// Keeps the caches filled and shows the metrics; the second call changes nothing.
+    fn follow(self: &Arc<Self>, context: &Context, registry: &mut Registry) {
         if self.followed.swap(true, Ordering::SeqCst) {
             return;
         }
+        self.metrics.register(registry);
+        self.metrics.follow_leadership(context);
         // Before anything is filled, so that no key is missed.
         self.relay(context);
         let client = &context.clients.watch;
@@ -282,9 +288,7 @@ fn untagged(key: &Key) -> Option<(Kind, Key)> {
 
 fn start(context: &Context, registry: &mut Registry) {
     let shared = Arc::clone(&context.spread);
-    shared.metrics.register(registry);
-    shared.follow(context);
-    shared.metrics.follow_leadership(context);
+    shared.follow(context, registry);
     let rebalancer = Arc::new(rebalance::Rebalancer::new(context));
     let dirty = Arc::clone(&shared.dirty);
     let queue = context.queue(Feature::Spread);

@@ -32,7 +32,7 @@ pub const ROW: Row = Row {
     permissions: |_| vec![rule("", &["pods"], &["get", "list", "watch", "patch"], &[])],
     entries: |_, namespaces| vec![entry(namespaces.clone())],
     crds: Vec::new,
-    admission: |_| Some(Box::new(Stamper)),
+    admission: |_, _| Some(Box::new(Stamper)),
     objects: |_, _, _| Vec::new(),
     start,
 };

@@ -44,7 +44,7 @@ pub const ROW: Row = Row {
     enabled: |config| config.warmup.enabled,
     permissions,
     entries: |_, namespaces| vec![entry(namespaces.clone()), validate::entry(namespaces.clone())],
-    admission: |context| Some(Box::new(Gatekeeper { agents: agents::follow(context) })),
+    admission: |context, _| Some(Box::new(Gatekeeper { agents: agents::follow(context) })),
     crds: || vec![crd::WarmupConfig::crd()],
     objects: manifests::objects,
     start: backstop::start,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use groundcrew_testbed::{AuditEvent, Cluster, Groundcrew, KwokNode, Layer, TestNamespace};
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -124,9 +125,11 @@ impl Scene {
         self.patch(name, json!({"spec": {"replicas": replicas}})).await
     }
 
+    /// Those in earnest, however they were answered.
     async fn evictions(&self) -> anyhow::Result<Vec<AuditEvent>> {
         let events = self.cluster.audit_events().await?;
-        Ok(events.into_iter().filter(|e| e.verb == "create" && e.is_about("pods", "eviction")).collect())
+        let is_eviction = |e: &AuditEvent| e.verb == "create" && e.is_about("pods", "eviction");
+        Ok(events.into_iter().filter(|e| is_eviction(e) && !e.request_uri.contains("dryRun=")).collect())
     }
 
     async fn committed_evictions(&self) -> anyhow::Result<usize> {
@@ -144,6 +147,15 @@ impl Scene {
         Ok(reasons)
     }
 
+    async fn wait_event(&self, about: &str, reason: &str) -> anyhow::Result<()> {
+        let events: Api<Event> = self.namespace.api();
+        let is = |e: &Event| e.reason.as_deref() == Some(reason) && e.involved_object.name.as_deref() == Some(about);
+        let what = format!("{reason} about {about}");
+        let said = |events: &[&Event]| events.iter().any(|e| is(e));
+        self.cluster.wait_for_list(&events, watcher::Config::default(), &what, SOON, said).await?;
+        Ok(())
+    }
+
     async fn cordon(&self, on: bool) -> anyhow::Result<()> {
         let nodes: Api<Node> = Api::all(self.cluster.client());
         for name in ["spot-0", "spot-1"] {
@@ -154,10 +166,18 @@ impl Scene {
     }
 }
 
+#[path = "spread/answers.rs"]
+mod answers;
 #[path = "spread/faults.rs"]
 mod faults;
+#[path = "spread/gate.rs"]
+mod gate;
+#[path = "spread/many.rs"]
+mod many;
 #[path = "spread/scope.rs"]
 mod scope;
+#[path = "spread/still.rs"]
+mod still;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn creating_scaling_and_rolling_out_keep_the_split_without_one_eviction() -> anyhow::Result<()> {
@@ -186,8 +206,32 @@ async fn creating_scaling_and_rolling_out_keep_the_split_without_one_eviction() 
     };
     scene.cluster.wait_for(&scene.deployments(), "web", "rolled out", 2 * SOON, rolled).await?;
     scene.settles("web", (6, 4)).await?;
+    a_dry_run_takes_no_place(&scene).await?;
     assert_eq!(scene.committed_evictions().await?, 0);
     Ok(())
+}
+
+/// What the API server only asks about must not count for the pod that comes next.
+async fn a_dry_run_takes_no_place(scene: &Scene) -> anyhow::Result<()> {
+    scene.scale("web", 4).await?;
+    scene.settles("web", (2, 2)).await?;
+    let pods: Api<Pod> = scene.namespace.api();
+    let listed = pods.list(&ListParams::default().labels("app=web")).await?;
+    let mut one_more = listed.items.into_iter().next().context("no pod")?;
+    one_more.metadata = kube::api::ObjectMeta {
+        generate_name: one_more.metadata.generate_name,
+        labels: one_more.metadata.labels,
+        owner_references: one_more.metadata.owner_references,
+        ..Default::default()
+    };
+    let spec = one_more.spec.as_mut().context("no spec")?;
+    (spec.node_name, spec.node_selector) = (None, None);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let asked = pods.create(&dry, &one_more).await?;
+    let class = |pod: Pod| pod.spec.and_then(|s| s.node_selector).unwrap_or_default().into_values().next();
+    assert_eq!(class(asked).as_deref(), Some("spot"), "a dry run is answered like any other review");
+    scene.scale("web", 5).await?;
+    scene.settles("web", (3, 2)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -236,7 +280,7 @@ async fn a_stateful_set_is_placed_by_ordinal_and_moves_its_highest_ordinal_first
     scene.create(&workload::<StatefulSet>("StatefulSet", "db", 4, &[("spot-percentage", "0")])).await?;
     scene.settles("db", (0, 4)).await?;
     let sets: Api<StatefulSet> = scene.namespace.api();
-    let revision = sets.get("db").await?.status.and_then(|s| s.update_revision);
+    let before = sets.get("db").await?;
     let changed = json!({"metadata": {"annotations": {"spotalis.io/spot-percentage": "50"}}});
     sets.patch("db", &PatchParams::default(), &Patch::Merge(changed)).await?;
     scene.settles_within("db", (2, 2), 2 * SOON).await?;
@@ -248,6 +292,9 @@ async fn a_stateful_set_is_placed_by_ordinal_and_moves_its_highest_ordinal_first
         .filter_map(|e| e.object_ref.as_ref().map(|o| o.name.clone()))
         .collect();
     assert_eq!(evicted, ["db-3", "db-1"]);
-    assert_eq!(sets.get("db").await?.status.and_then(|s| s.update_revision), revision, "no rolling restart");
+    let after = sets.get("db").await?;
+    assert_eq!(after.spec, before.spec, "nobody writes specs or templates");
+    let revision = |set: &StatefulSet| set.status.as_ref().and_then(|s| s.update_revision.clone());
+    assert_eq!(revision(&after), revision(&before), "no rolling restart");
     Ok(())
 }

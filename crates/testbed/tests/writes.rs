@@ -77,6 +77,11 @@ impl Ground {
         budgets.patch_status("budget", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 
+    async fn allowed(&self) -> Option<i32> {
+        let budget = self.namespace.api::<PodDisruptionBudget>().get("budget").await.unwrap();
+        budget.status.and_then(|status| status.disruptions_allowed)
+    }
+
     async fn is_untouched(&self, pod: &Pod) -> bool {
         let now = self.pods().get(&pod.name_any()).await.unwrap();
         now.resource_version() == pod.resource_version() && now.metadata.deletion_timestamp.is_none()
@@ -84,7 +89,7 @@ impl Ground {
 }
 
 fn evict(version: Option<String>) -> Write {
-    Write::Evict { version, dry_run: false }
+    Write::Evict { version, dry_run: false, within: apply::DEADLINE }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,12 +111,16 @@ async fn a_dry_run_evicts_nothing_and_takes_nothing_from_the_budget() {
     let ground = Ground::new("dry").await;
     let pod = ground.running("web-0").await;
     ground.budget(Some(1)).await;
-    let dry = Write::Evict { version: None, dry_run: true };
-    let outcome = ground.write(&ground.target(&pod), dry).await.unwrap();
+    let dry = |version| Write::Evict { version, dry_run: true, within: apply::DEADLINE };
+    let outcome = ground.write(&ground.target(&pod), dry(pod.resource_version())).await.unwrap();
     assert!(matches!(outcome, Outcome::Done(_)), "{outcome:?}");
     assert!(ground.is_untouched(&pod).await);
-    let budget = ground.namespace.api::<PodDisruptionBudget>().get("budget").await.unwrap();
-    assert_eq!(budget.status.unwrap().disruptions_allowed, Some(1));
+    assert_eq!(ground.write(&ground.target(&pod), dry(Some("1".into()))).await.unwrap(), Outcome::Conflict);
+    assert_eq!(ground.allowed().await, Some(1));
+    // Why it is worth asking: in earnest the same refusal has taken its share.
+    assert_eq!(ground.write(&ground.target(&pod), evict(Some("1".into()))).await.unwrap(), Outcome::Conflict);
+    assert_eq!(ground.allowed().await, Some(0));
+    assert!(ground.is_untouched(&pod).await);
 }
 
 /// The default client would repeat the refused request for minutes, and it would land when the budget opens.

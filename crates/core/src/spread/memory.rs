@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 pub struct Memory {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moved: Option<Timestamp>,
-    /// How far off the split was when the move began that is not judged yet.
+    /// The move that is not judged yet.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub moving: Option<u32>,
+    pub moving: Option<Moving>,
     /// Moves in a row that did not help.
     #[serde(skip_serializing_if = "none")]
     pub futile: u32,
@@ -25,6 +25,15 @@ pub struct Memory {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn none(count: &u32) -> bool {
     *count == 0
+}
+
+/// A pod was told to make way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moving {
+    /// Its uid: while it is there and does not end, the eviction did not happen.
+    pub pod: String,
+    /// How far off the split was before.
+    pub excess: u32,
 }
 
 /// Spot capacity could not be had.
@@ -75,7 +84,7 @@ mod tests {
         assert_eq!(serde_json::to_string(&Memory::default()).unwrap(), "{}");
         let full = Memory {
             moved: Some(Timestamp::constant(1_800_000_000, 0)),
-            moving: Some(3),
+            moving: Some(Moving { pod: "u".into(), excess: 3 }),
             futile: 1,
             given_up: Some(fingerprint(["a", "b"])),
             drought: Some(Drought { since: Timestamp::UNIX_EPOCH, cap: 2, times: 1, trial: true }),

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::PodSpec;
 use crate::config::NodeLabels;
 use crate::keys::Lookup;
 use crate::quantity;
-use crate::selector::{Labels, Placement, Tainted, Toleration, tolerated};
+use crate::selector::{Labels, Placement, Selector, Tainted, Toleration, tolerated};
 
 use super::Class;
 
@@ -186,12 +186,14 @@ pub struct Needs {
     on_demand: Placement,
     tolerations: Vec<Toleration>,
     amount: Amount,
+    /// No two of the workload's pods may share a node.
+    apart: bool,
 }
 
 impl Needs {
     /// From the pod template, with the class's label in the selector as admission will write it.
     #[must_use]
-    pub fn of(template: &PodSpec, names: &NodeLabels) -> Self {
+    pub fn of(template: &PodSpec, labels: &impl Lookup, names: &NodeLabels) -> Self {
         let placed = |class: Class| {
             let (key, value) = label_of(class, names);
             let mut selector = template.node_selector.clone().unwrap_or_default();
@@ -216,8 +218,26 @@ impl Needs {
             on_demand: placed(Class::OnDemand),
             tolerations: template.tolerations.iter().flatten().map(Toleration::from).collect(),
             amount,
+            apart: keeps_apart(template, labels),
         }
     }
+
+    /// Whether a node that has a pod of the workload takes no other.
+    #[must_use]
+    pub const fn apart(&self) -> bool {
+        self.apart
+    }
+}
+
+/// Required anti-affinity against its own labels, per node: the usual way to ask for one pod per node.
+fn keeps_apart(template: &PodSpec, labels: &impl Lookup) -> bool {
+    let affinity = template.affinity.as_ref().and_then(|a| a.pod_anti_affinity.as_ref());
+    let terms = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
+    terms.into_iter().flatten().any(|term| {
+        let own_namespace = term.namespace_selector.is_none() && term.namespaces.iter().flatten().next().is_none();
+        let selector = term.label_selector.as_ref().and_then(|s| Selector::parse(s).ok());
+        term.topology_key == "kubernetes.io/hostname" && own_namespace && selector.is_some_and(|s| s.matches(labels))
+    })
 }
 
 #[cfg(test)]

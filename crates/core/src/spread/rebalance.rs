@@ -12,7 +12,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::memory::{Drought, Memory, fingerprint};
+use super::memory::{Drought, Memory, Moving, fingerprint};
 use super::place::{Peer, reorder};
 use super::{Class, Kind, Rule, Split};
 
@@ -125,13 +125,14 @@ pub fn decide(rule: &Rule, limits: Limits, seen: Seen<'_>, takes: impl Fn(Class)
     if let Some(unstable) = unstable(workload, pods) {
         return Verdict::Rest { why: Why::Unstable(unstable), until: overdue_at(limits, pods) };
     }
-    if let Some(until) = memory.moved.map(|at| later(at, limits.cooldown)).filter(|until| now < *until) {
-        return Verdict::Rest { why: Why::Cooldown, until: Some(until) };
-    }
     let live = live(pods);
     let wanted = rule.split(workload.replicas);
     let marks = marks(rule, seen);
-    let memory = judge(memory, excess(wanted, memory, live), &marks);
+    let cooling = memory.moved.map(|at| later(at, limits.cooldown)).filter(|until| now < *until);
+    let memory = judge(memory, pods, excess(wanted, memory, live), &marks, cooling.is_some());
+    if let Some(until) = cooling {
+        return keep(seen.memory, memory, Verdict::Rest { why: Why::Cooldown, until: Some(until) });
+    }
     let allowed = capped(wanted, &memory);
     let verdict = match Class::ALL.into_iter().find(|class| live.of(*class) > allowed.of(*class)) {
         None => settled(rule, limits, seen, &takes, now, &memory, wanted),
@@ -203,11 +204,16 @@ fn unstable(workload: &Workload, pods: &[Pod]) -> Option<Unstable> {
     }
 }
 
-/// Did the last move help? Without one there is nothing to judge.
-fn judge(memory: &Memory, excess: u32, marks: &str) -> Memory {
+/// Did the last move help? One that did not happen, because its eviction got lost, tells nothing.
+fn judge(memory: &Memory, pods: &[Pod], excess: u32, marks: &str, cooling: bool) -> Memory {
     let mut judged = memory.clone();
-    if let Some(before) = judged.moving.take() {
-        judged.futile = if excess < before { 0 } else { judged.futile + 1 };
+    let happened = |moving: &Moving| pods.iter().all(|pod| pod.uid != moving.pod);
+    // A pod that is still seen so soon may be about to go.
+    if cooling && !judged.moving.as_ref().is_some_and(happened) {
+        return judged;
+    }
+    if let Some(before) = judged.moving.take().filter(happened) {
+        judged.futile = if excess < before.excess { 0 } else { judged.futile + 1 };
         if judged.futile >= FUTILE {
             judged.given_up = Some(marks.to_owned());
         }
@@ -217,8 +223,9 @@ fn judge(memory: &Memory, excess: u32, marks: &str) -> Memory {
         judged.given_up = None;
         judged.futile = 0;
     }
-    // The cooldown is over by the time anything is judged.
-    judged.moved = None;
+    if !cooling {
+        judged.moved = None;
+    }
     judged
 }
 
@@ -263,7 +270,8 @@ fn step(
     if !seen.turn {
         return rest(Why::Turn);
     }
-    let memory = Memory { moved: Some(now), moving: Some(excess), ..memory.clone() };
+    let moving = Some(Moving { pod: pod.uid.clone(), excess });
+    let memory = Memory { moved: Some(now), moving, ..memory.clone() };
     Verdict::Move { pod: reference(pod), from, to, memory }
 }
 

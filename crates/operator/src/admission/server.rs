@@ -57,7 +57,7 @@ pub struct Limits {
     pub linger: Duration,
     /// How long requests in flight may take after `shutdown`.
     pub drain: Duration,
-    /// Requests at once on one HTTP/2 connection; Go's own servers allow as many.
+    /// Requests at once on one HTTP/2 connection.
     pub streams: u32,
 }
 

@@ -76,10 +76,12 @@ pub enum Write {
     /// Server-side apply of the fields we own.
     Apply(Value),
     /// Through the eviction API, so that every PodDisruptionBudget is asked. A refused precondition has already taken
-    /// its share of the budget for two minutes, so `version` is for callers that need it.
+    /// its share of the budget for two minutes: a dry run before it takes nothing.
     Evict {
         version: Option<String>,
         dry_run: bool,
+        /// What is left of the time in which the decision holds.
+        within: Duration,
     },
     Delete {
         version: Option<String>,
@@ -97,6 +99,13 @@ impl Write {
             Write::Apply(_) => "apply",
             Write::Evict { .. } => "evict",
             Write::Delete { .. } => "delete",
+        }
+    }
+
+    const fn deadline(&self) -> Duration {
+        match self {
+            Write::Evict { within, .. } => *within,
+            _ => DEADLINE,
         }
     }
 }
@@ -225,7 +234,7 @@ impl Writer {
     }
 
     async fn attempt(&self, target: &Target, write: &Write) -> Result<Outcome, WriteError> {
-        let Some(permit) = self.leadership.permit(DEADLINE) else { return Ok(Outcome::NotLeader) };
+        let Some(permit) = self.leadership.permit(write.deadline()) else { return Ok(Outcome::NotLeader) };
         let request = bounded(request(target, write)?, permit.left())?;
         let answer = permit.run(self.client.request::<Written>(request)).await;
         match answer.map_err(|_| WriteError::Timeout)? {
@@ -319,7 +328,7 @@ fn request(target: &Target, write: &Write) -> Result<http::Request<Vec<u8>>, Wri
             let params = PatchParams { force: true, ..params };
             address.patch(name, &params, &Patch::Apply(object))
         }
-        Write::Evict { version, dry_run } => {
+        Write::Evict { version, dry_run, .. } => {
             let body = to_bytes(&eviction(target, version.as_deref(), *dry_run))?;
             let params = PostParams { dry_run: *dry_run, ..PostParams::default() };
             address.create_subresource("eviction", name, &params, body)

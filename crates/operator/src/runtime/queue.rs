@@ -20,6 +20,8 @@ use super::cache::{Changes, Key};
 
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 const LAST_RETRY: Duration = Duration::from_secs(60);
+/// Timers panic beyond two years, and the next 29 February may be eight away.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
 /// When a key is looked at again without having changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +133,7 @@ impl Queue {
         if state.again.remove(&key) {
             changes.mark(key);
         } else if let Some(wait) = wait {
-            let timer = state.delayed.insert(key.clone(), wait);
+            let timer = state.delayed.insert(key.clone(), wait.min(LONGEST_WAIT));
             state.timers.insert(key, timer);
         }
     }

@@ -1,9 +1,10 @@
 //! The workload read anew: a cache may be older than it looks, and an eviction cannot be taken back.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use groundcrew_core::spread::Kind;
+use groundcrew_core::spread::rebalance::PodRef;
+use groundcrew_core::spread::{Class, Kind, node};
 use kube::api::{Api, ListParams};
 use kube::core::Selector;
 use tokio::time::{Instant, timeout};
@@ -14,8 +15,10 @@ use super::{READ_TIMEOUT, Shared};
 use crate::run::Context;
 use crate::runtime::cache::Key;
 
-/// From the first read to the eviction, at the most.
-const FRESH: Duration = Duration::from_secs(4);
+/// From the first read to the end of the eviction, at the most.
+const FRESH: Duration = Duration::from_secs(5);
+/// An eviction that has less time left is not begun.
+const LEAST: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -36,9 +39,10 @@ pub struct Fresh {
 }
 
 impl Fresh {
+    /// The time in which a decision on it may still be carried out.
     #[must_use]
-    pub fn is_fresh(&self) -> bool {
-        self.begun.elapsed() < FRESH
+    pub fn left(&self) -> Option<Duration> {
+        FRESH.checked_sub(self.begun.elapsed()).filter(|left| *left >= LEAST)
     }
 }
 
@@ -73,7 +77,7 @@ impl Shared {
         let pods: Api<objects::Pod> = Api::namespaced(client(), &key.namespace);
         let listed = soon(pods.list(&ListParams::default().labels_from(&selector))).await?;
         let owners: HashSet<String> = self.revisions(kind, key, &facts).into_iter().collect();
-        let mut pods = Vec::new();
+        let (mut pods, mut nodes) = (Vec::new(), HashMap::new());
         for object in listed.items {
             let labels = object.metadata.labels.clone();
             let name = object.metadata.name.clone().unwrap_or_default();
@@ -81,10 +85,34 @@ impl Shared {
             // Labels overlap; owners do not.
             if pod.owner.as_ref().is_some_and(|owner| owners.contains(&owner.uid)) {
                 pods.push(self.pod(&name, &pod, judge(budgets.iter(), &labels)));
+                nodes.extend(pod.node.map(|node| (name, node)));
             }
         }
-        let snapshot = Snapshot { workload: facts.standing.clone(), pods };
+        let snapshot = Snapshot { workload: facts.standing.clone(), pods, nodes };
         Ok(Some(Fresh { facts, snapshot, begun }))
+    }
+
+    /// Nodes are too many to read them all: those that the move is about must be what the cache says they are.
+    pub(super) async fn nodes_agree(
+        &self,
+        context: &Context,
+        fresh: &Fresh,
+        pod: &PodRef,
+        to: Class,
+    ) -> Result<bool, Error> {
+        let target = self.target(&fresh.facts, &fresh.snapshot, to, (context.clock)());
+        let (Some(from), Some(target)) = (fresh.snapshot.nodes.get(&pod.name), target) else { return Ok(false) };
+        let nodes: Api<objects::Node> = Api::all(context.clients.read.clone());
+        for name in [from, &target] {
+            let known = self.nodes.get(&Key { namespace: String::new(), name: name.clone() });
+            let read = soon(nodes.get_opt(name)).await?.map(objects::node);
+            let standing =
+                |node: &node::Node| (node::class_of(&node.labels, &self.names), node.is_leaving(), node.ready);
+            if read.as_ref().map(standing) != known.as_deref().map(standing) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 

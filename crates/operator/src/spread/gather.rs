@@ -28,6 +28,8 @@ const ROOM_KEPT: SignedDuration = SignedDuration::from_secs(1);
 pub struct Snapshot {
     pub workload: Workload,
     pub pods: Vec<Pod>,
+    /// Where each of them runs, by name.
+    pub nodes: HashMap<String, String>,
 }
 
 impl Snapshot {
@@ -54,8 +56,9 @@ impl Shared {
         for uid in self.revisions(kind, key, facts) {
             pods.extend(self.index.pods(&uid));
         }
+        let nodes = pods.iter().filter_map(|(key, pod)| Some((key.name.clone(), pod.node.clone()?))).collect();
         let pods = pods.iter().map(|(key, pod)| self.pod(&key.name, pod, said.clone())).collect();
-        Snapshot { workload: facts.standing.clone(), pods }
+        Snapshot { workload: facts.standing.clone(), pods, nodes }
     }
 
     /// The uids that pods of this workload name as their controller.
@@ -92,15 +95,22 @@ impl Shared {
         }
     }
 
-    /// Whether some node of the class would take the workload's pods.
-    pub(super) fn takes(&self, facts: &WorkloadFacts, class: Class, now: Timestamp) -> bool {
+    /// A node of the class that would take one more of the workload's pods.
+    pub(super) fn target(
+        &self,
+        facts: &WorkloadFacts,
+        snapshot: &Snapshot,
+        class: Class,
+        now: Timestamp,
+    ) -> Option<String> {
         let used = self.used(now);
-        let mut found = false;
+        let shared = |node: &str| facts.needs.apart() && snapshot.nodes.values().any(|taken| taken == node);
+        let mut found = None;
         self.nodes.for_each(|key, node| {
-            found = found || {
+            if found.is_none() {
                 let used = used.get(&key.name).copied().unwrap_or_default();
-                node.takes(&facts.needs, class, used)
-            };
+                found = (node.takes(&facts.needs, class, used) && !shared(&key.name)).then(|| key.name.clone());
+            }
         });
         found
     }

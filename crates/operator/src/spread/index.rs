@@ -6,9 +6,8 @@
 //!   ReplicaSet wants pods, which means that some creation failed.
 //!
 //! # Caveats
-//! Replicas of the webhook do not share reservations. The API server that a controller talks to sends its reviews over
-//! one HTTP/2 connection, so a burst meets one replica as long as that connection lives; what slips through is moved or
-//! re-ranked by the leader.
+//! Replicas of the webhook do not share reservations: each misses what the others admitted until the pods appear. What
+//! slips through is made good by the pods after it, or re-ranked or moved by the leader.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,9 +49,10 @@ impl Index {
         let mut state = self.lock();
         let mut concerned = Vec::new();
         let owner = pod.as_ref().and_then(|p| p.owner.clone());
+        let mut known = None;
         if let Some(before) = state.owners.remove(key) {
             if let Some(group) = state.groups.get_mut(&before.uid) {
-                group.pods.remove(key);
+                known = group.pods.remove(key).map(|pod| pod.uid.clone());
                 if group.pods.is_empty() && group.reserved.is_empty() {
                     state.groups.remove(&before.uid);
                 }
@@ -61,7 +61,10 @@ impl Index {
         }
         if let (Some(owner), Some(pod)) = (owner, pod) {
             let group = state.groups.entry(owner.uid.clone()).or_default();
-            if let Some(at) = group.reserved.iter().position(|(placed, _)| Some(placed.rank) == pod.rank) {
+            // Only a pod that is new keeps what was reserved: its predecessor in that place may still change.
+            let appears = known.as_deref() != Some(pod.uid.as_str());
+            let kept = |(placed, _): &(Placed, Timestamp)| appears && Some(placed.rank) == pod.rank;
+            if let Some(at) = group.reserved.iter().position(kept) {
                 group.reserved.swap_remove(at);
             }
             group.pods.insert(key.clone(), pod);

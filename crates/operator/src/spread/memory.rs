@@ -4,7 +4,7 @@
 //! - Only the leader writes it, one key per workload, before it acts.
 //! - What this process wrote is what it reads next: a watch event older than the last write is ignored.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use groundcrew_core::feature::Feature;
@@ -58,11 +58,11 @@ impl Memories {
         locked(&self.state).by_uid.get(uid).cloned().unwrap_or_default()
     }
 
-    /// Moves of other workloads that are under way.
+    /// The workloads with a move under way.
     #[must_use]
-    pub fn in_flight(&self, except: &str, now: Timestamp) -> usize {
+    pub fn in_flight(&self, now: Timestamp) -> HashSet<String> {
         let recent = |m: &Memory| m.moving.is_some() && m.moved.is_some_and(|at| now.duration_since(at) < LOST);
-        locked(&self.state).by_uid.iter().filter(|(uid, m)| *uid != except && recent(m)).count()
+        locked(&self.state).by_uid.iter().filter(|(_, m)| recent(m)).map(|(uid, _)| uid.clone()).collect()
     }
 
     /// Workloads of which something is remembered.

@@ -191,12 +191,13 @@ pub fn workload(
         available: status.available_replicas,
         first_ordinal: spec.ordinals.unwrap_or_default().start,
     };
+    let template_labels = spec.template.metadata.and_then(|m| m.labels).unwrap_or_default();
     Some(WorkloadFacts {
         uid: meta.uid.unwrap_or_default(),
         rule: rule::read(&meta.annotations, &None::<Map>),
         standing,
-        needs: Needs::of(&spec.template.spec.unwrap_or_default(), names),
-        template_labels: spec.template.metadata.and_then(|m| m.labels).unwrap_or_default(),
+        needs: Needs::of(&spec.template.spec.unwrap_or_default(), &template_labels, names),
+        template_labels,
         selector: spec.selector,
     })
 }

@@ -7,15 +7,17 @@ use std::time::Duration;
 use groundcrew_core::feature::Feature;
 use groundcrew_core::keys;
 use groundcrew_core::spread::rebalance::{PodRef, Seen, decide};
-use groundcrew_core::spread::{Class, Kind, Memory, Rule, Verdict, Why, place};
+use groundcrew_core::spread::{Kind, Memory, Rule, Verdict, Why, place};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::json;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
+use super::fresh::Fresh;
 use super::gather::Snapshot;
 use super::objects::WorkloadFacts;
+use super::tell::Tell;
 use super::turns::Turns;
 use super::{Shared, enforces, fresh, locked, untagged};
 use crate::run::Context;
@@ -31,6 +33,8 @@ pub enum Error {
     Write(#[from] WriteError),
     #[error("the pod keeps changing")]
     Conflict,
+    #[error("what was read is too old to act on")]
+    TooLate,
 }
 
 /// Another look while others have their turn.
@@ -44,8 +48,7 @@ pub struct Rebalancer {
     context: Context,
     shared: Arc<Shared>,
     turns: Turns,
-    /// What was last said about a workload, so that only changes are.
-    said: Mutex<HashMap<Key, String>>,
+    tell: Tell,
     refusals: Mutex<HashMap<Key, u32>>,
 }
 
@@ -66,7 +69,7 @@ impl Rebalancer {
             turns: Turns::new(config.max_moves, config.moves_per_second),
             context: context.clone(),
             shared: Arc::clone(&context.spread),
-            said: Mutex::default(),
+            tell: Tell::new(context.events.clone(), enforces(config)),
             refusals: Mutex::default(),
         }
     }
@@ -81,9 +84,13 @@ impl Rebalancer {
         };
         let rule = match self.shared.rule(&key.namespace, &facts) {
             Ok(Some(rule)) => rule,
-            Ok(None) => return Ok(Next::Change),
+            Ok(None) => {
+                self.turns.leave(tag);
+                return Ok(Next::Change);
+            }
             Err(invalid) => {
-                self.say(tag, reference(kind, &key, &facts), "ConfigurationError", &invalid.to_string());
+                self.turns.leave(tag);
+                self.tell.warn(tag, reference(kind, &key, &facts), "ConfigurationError", &invalid.to_string());
                 self.shared.metrics.reconciled(kind, "invalid", started.elapsed());
                 return Ok(Next::Change);
             }
@@ -98,16 +105,18 @@ impl Rebalancer {
         let memory = self.shared.memories.get(&facts.uid);
         let now = (self.context.clock)();
         let seen = Seen { workload: &snapshot.workload, pods: &snapshot.pods, memory: &memory, turn };
-        decide(&subject.rule, self.shared.config.limits, seen, |class| self.shared.takes(facts, class, now), now)
+        let takes = |class| self.shared.target(facts, snapshot, class, now).is_some();
+        decide(&subject.rule, self.shared.config.limits, seen, takes, now)
     }
 
     async fn look(&self, subject: &Subject<'_>) -> Result<(&'static str, Next), Error> {
         let snapshot = self.shared.snapshot(subject.kind, &subject.key, &subject.facts);
         self.shared.metrics.replicas(subject.kind, &subject.key, snapshot.split());
-        let verdict = self.decide(subject, &subject.facts, &snapshot, false);
+        // Who only observes need not wait for a turn.
+        let verdict = self.decide(subject, &subject.facts, &snapshot, !enforces(&self.shared.config));
         debug!(?verdict, "decided");
         if !enforces(&self.shared.config) {
-            self.report(subject, &verdict);
+            self.tell.observed(subject.tag, &verdict);
             return Ok((name(&verdict), self.next(subject, &verdict)));
         }
         match &verdict {
@@ -135,9 +144,8 @@ impl Rebalancer {
     async fn try_move(&self, subject: &Subject<'_>) -> Result<(&'static str, Next), Error> {
         let uid = &subject.facts.uid;
         let now = (self.context.clock)();
-        if !self.turns.claim(subject.tag, self.shared.memories.in_flight(uid, now), now) {
-            return Ok((Why::Turn.name(), Next::After(TURN)));
-        }
+        let turn = self.turns.claim(subject.tag, uid, || self.shared.memories.in_flight(now), now);
+        let Some(_turn) = turn else { return Ok((Why::Turn.name(), Next::After(TURN))) };
         let Some(fresh) = self.shared.read(&self.context, subject.kind, &subject.key, uid).await? else {
             return Ok(("gone", Next::Change));
         };
@@ -152,25 +160,30 @@ impl Rebalancer {
             }
             return Ok((name(&verdict), self.next(subject, &verdict)));
         };
-        let before = self.shared.memories.get(uid);
-        if !matches!(self.remember(subject, &memory).await?, Outcome::Done(_)) || !fresh.is_fresh() {
-            return Ok(("too_late", Next::After(TURN)));
+        if !self.shared.nodes_agree(&self.context, &fresh, &pod, to).await? {
+            return Ok(("changed", Next::After(TURN)));
         }
-        let outcome = self.evict(subject, &pod).await;
-        match &outcome {
-            Ok(Outcome::Done(_)) => {
+        // Asked before it is told: a refusal in earnest would have taken its share of the budget.
+        match self.evict(subject, &fresh, &pod, true).await? {
+            Outcome::Done(_) => {}
+            refusal => return self.refused(subject, refusal),
+        }
+        let before = self.shared.memories.get(uid);
+        if !matches!(self.remember(subject, &memory).await?, Outcome::Done(_)) {
+            return Ok(("not_remembered", Next::After(TURN)));
+        }
+        // If this fails, whether it happened is unknown: it stays remembered, and is judged by whether the pod is there.
+        match self.evict(subject, &fresh, &pod, false).await? {
+            Outcome::Done(_) => {
                 let note = format!("Evicted pod {:?} from {from}: its replacement goes to {to}", pod.name);
-                self.said_now(subject.tag, "moving");
-                self.context.events.normal(self.reference(subject), "PodRescheduled", note);
+                self.tell.moved(subject.tag, self.reference(subject), note);
                 info!(workload = %subject.key, pod = pod.name, %from, %to, "pod evicted");
                 locked(&self.refusals).remove(subject.tag);
                 Ok(("moved", Next::After(self.shared.config.limits.cooldown)))
             }
-            // Whether it happened is unknown: the move stays remembered and is judged like one.
-            Err(Error::Write(WriteError::Timeout)) => outcome.map(|_| ("unknown", Next::Change)),
-            _ => {
+            refusal => {
                 self.remember(subject, &before).await?;
-                self.refused(subject, outcome?)
+                self.refused(subject, refusal)
             }
         }
     }
@@ -181,7 +194,7 @@ impl Rebalancer {
                 self.shared.metrics.blocked(&subject.key.namespace);
                 self.turns.step_aside(subject.tag);
                 let note = "a PodDisruptionBudget allows no disruption now";
-                self.say(subject.tag, self.reference(subject), "RebalanceBlocked", note);
+                self.tell.warn(subject.tag, self.reference(subject), "RebalanceBlocked", note);
                 Ok(("blocked_by_pdb", Next::After(self.backoff(subject.tag).max(retry_after.unwrap_or_default()))))
             }
             Outcome::Conflict => Err(Error::Conflict),
@@ -195,7 +208,7 @@ impl Rebalancer {
         let Some(fresh) = fresh else { return Ok(("gone", Next::Change)) };
         let verdict = self.decide(subject, &fresh.facts, &fresh.snapshot, false);
         let Verdict::Replace { pod } = verdict else { return Ok((name(&verdict), Next::After(TURN))) };
-        match self.evict(subject, &pod).await? {
+        match self.evict(subject, &fresh, &pod, false).await? {
             Outcome::Done(_) => {
                 self.shared.metrics.fell_back(&subject.key.namespace);
                 info!(workload = %subject.key, pod = pod.name, "pod that found no spot capacity evicted");
@@ -206,9 +219,10 @@ impl Rebalancer {
         }
     }
 
-    async fn evict(&self, subject: &Subject<'_>, pod: &PodRef) -> Result<Outcome, Error> {
+    async fn evict(&self, subject: &Subject<'_>, fresh: &Fresh, pod: &PodRef, dry_run: bool) -> Result<Outcome, Error> {
+        let within = fresh.left().ok_or(Error::TooLate)?;
         let target = apply::pod(&subject.key.namespace, &pod.name, &pod.uid);
-        let write = Write::Evict { version: Some(pod.version.clone()), dry_run: false };
+        let write = Write::Evict { version: Some(pod.version.clone()), dry_run, within };
         Ok(self.context.writer.write(Feature::Spread, &target, &write).await?)
     }
 
@@ -237,19 +251,14 @@ impl Rebalancer {
             Why::Balanced => {
                 self.turns.leave(subject.tag);
                 locked(&self.refusals).remove(subject.tag);
-                let had_news = locked(&self.said).remove(subject.tag).is_some();
-                if had_news {
-                    let split = snapshot.split();
-                    let note = format!("The split is as asked: {} spot, {} on-demand", split.spot, split.on_demand);
-                    self.context.events.normal(reference(), "ReconciliationSuccess", note);
-                }
+                self.tell.settled(subject.tag, reference(), snapshot.split());
             }
             why if why.is_blocked() => {
                 self.turns.step_aside(subject.tag);
                 if let Why::Budget(_) = why {
                     self.shared.metrics.blocked(&subject.key.namespace);
                 }
-                self.say(subject.tag, reference(), "RebalanceBlocked", &why.to_string());
+                self.tell.warn(subject.tag, reference(), "RebalanceBlocked", &why.to_string());
             }
             _ => self.turns.step_aside(subject.tag),
         }
@@ -257,8 +266,10 @@ impl Rebalancer {
 
     fn tell_memory(&self, subject: &Subject<'_>, why: &Why) {
         match why {
-            Why::Dry => self.say(subject.tag, self.reference(subject), "SpotFallback", &why.to_string()),
-            Why::NoProgress => self.say(subject.tag, self.reference(subject), "RebalanceBlocked", &why.to_string()),
+            Why::Dry => self.tell.warn(subject.tag, self.reference(subject), "SpotFallback", &why.to_string()),
+            Why::NoProgress => {
+                self.tell.warn(subject.tag, self.reference(subject), "RebalanceBlocked", &why.to_string());
+            }
             Why::Return | Why::DroughtOver => info!(workload = %subject.key, "{why}"),
             _ => {}
         }
@@ -287,31 +298,6 @@ impl Rebalancer {
         wait
     }
 
-    /// Says it if it is news.
-    fn say(&self, tag: &Key, regarding: ObjectReference, reason: &'static str, note: &str) {
-        if self.said_now(tag, note) && enforces(&self.shared.config) {
-            self.context.events.warning(regarding, reason, note.to_owned());
-        }
-    }
-
-    fn said_now(&self, tag: &Key, note: &str) -> bool {
-        locked(&self.said).insert(tag.clone(), note.to_owned()).as_deref() != Some(note)
-    }
-
-    /// Observe mode: the decision in the log, once per change.
-    fn report(&self, subject: &Subject<'_>, verdict: &Verdict) {
-        let text = match verdict {
-            Verdict::Rest { why: Why::Turn, .. } => "would evict one pod".to_owned(),
-            Verdict::Rest { why, .. } | Verdict::Remember { why, .. } => why.to_string(),
-            Verdict::Move { pod, from, to, .. } => format!("would evict {} from {from} for {to}", pod.name),
-            Verdict::Replace { pod } => format!("would replace {} on {}", pod.name, Class::OnDemand),
-            Verdict::Rank { pods } => format!("would rank {} pods anew", pods.len()),
-        };
-        if self.said_now(subject.tag, &text) {
-            info!(workload = %subject.key, kind = subject.kind.name(), verdict = text, "observed");
-        }
-    }
-
     fn reference(&self, subject: &Subject<'_>) -> ObjectReference {
         reference(subject.kind, &subject.key, &subject.facts)
     }
@@ -319,13 +305,16 @@ impl Rebalancer {
     /// Forgets workloads that are gone.
     async fn forget(&self, tag: &Key) -> Result<(), Error> {
         self.turns.leave(tag);
-        locked(&self.said).remove(tag);
+        self.tell.forget(tag);
         locked(&self.refusals).remove(tag);
         let mut known = self.shared.memories.known();
         if known.is_empty() || !enforces(&self.shared.config) {
             return Ok(());
         }
         for cache in [&self.shared.deployments, &self.shared.stateful_sets] {
+            if !*cache.synced().borrow() {
+                return Ok(());
+            }
             cache.for_each(|_, facts| known.retain(|uid| *uid != facts.uid));
         }
         for uid in known {

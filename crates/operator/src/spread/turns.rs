@@ -1,18 +1,23 @@
 //! Whose turn it is to move a pod: the workload that has been wrong for longest, within the cluster's cap and pace.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Mutex;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
 use super::locked;
 use crate::runtime::cache::Key;
 
+/// Before anybody goes, all that are wrong have had the time to say so: moves keep those busy who would listen.
+const HEARING: SignedDuration = SignedDuration::from_secs(1);
+
 #[derive(Debug)]
 struct State {
     since: HashMap<Key, Timestamp>,
     waiting: BTreeSet<(Timestamp, Key)>,
+    /// Workloads that have their turn and may not have written their move down yet.
+    held: HashSet<String>,
     tokens: f64,
     filled: Instant,
 }
@@ -24,27 +29,57 @@ pub struct Turns {
     state: Mutex<State>,
 }
 
+/// Leave to move one pod; counts as a move under way until it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    turns: &'a Turns,
+    uid: String,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        locked(&self.turns.state).held.remove(&self.uid);
+    }
+}
+
 impl Turns {
     #[must_use]
     pub fn new(cap: usize, per_second: u32) -> Self {
         // A fresh leader starts with one token: taking over must not speed things up.
-        let state = State { since: HashMap::new(), waiting: BTreeSet::new(), tokens: 1.0, filled: Instant::now() };
+        let state = State {
+            since: HashMap::new(),
+            waiting: BTreeSet::new(),
+            held: HashSet::new(),
+            tokens: 1.0,
+            filled: Instant::now(),
+        };
         Self { cap, per_second: f64::from(per_second), state: Mutex::new(state) }
     }
 
-    /// Asks for a turn while `in_flight` moves are under way.
-    pub fn claim(&self, key: &Key, in_flight: usize, now: Timestamp) -> bool {
+    /// Asks for a turn; `under_way` tells the workloads with a move that is written down.
+    pub fn claim(
+        &self,
+        key: &Key,
+        uid: &str,
+        under_way: impl FnOnce() -> HashSet<String>,
+        now: Timestamp,
+    ) -> Option<Turn<'_>> {
         let mut state = locked(&self.state);
         let since = *state.since.entry(key.clone()).or_insert(now);
         state.waiting.insert((since, key.clone()));
-        let free = self.cap.saturating_sub(in_flight);
+        // Asked for under the lock, so that no move is missed between being held and being written down.
+        let mut busy = under_way();
+        busy.extend(state.held.iter().cloned());
+        busy.remove(uid);
+        let free = self.cap.saturating_sub(busy.len());
         let first = state.waiting.iter().take(free).any(|(_, other)| other == key);
-        if !first || !state.take_token(self.per_second) {
-            return false;
+        if now.duration_since(since) < HEARING || !first || !state.take_token(self.per_second) {
+            return None;
         }
         // Others that have waited less need not wait for this one any more.
         state.waiting.remove(&(since, key.clone()));
-        true
+        state.held.insert(uid.to_owned());
+        Some(Turn { turns: self, uid: uid.to_owned() })
     }
 
     /// The workload does not want to move any more.
@@ -92,33 +127,67 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
+    fn others(count: usize) -> impl FnOnce() -> HashSet<String> {
+        move || (0..count).map(|i| format!("other {i}")).collect()
+    }
+
+    /// Whether it got a turn, which it then gives back.
+    fn claims(turns: &Turns, name: &str, under_way: usize, now: Timestamp) -> bool {
+        turns.claim(&key(name), name, others(under_way), now).is_some()
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_oldest_imbalance_goes_first() {
         let turns = Turns::new(1, 100);
-        assert!(!turns.claim(&key("young"), 1, at(20)) && !turns.claim(&key("old"), 1, at(10)));
-        assert!(!turns.claim(&key("young"), 0, at(30)));
-        assert!(turns.claim(&key("old"), 0, at(30)));
+        assert!(!claims(&turns, "young", 1, at(20)) && !claims(&turns, "old", 1, at(10)));
+        assert!(!claims(&turns, "young", 0, at(30)));
+        assert!(claims(&turns, "old", 0, at(30)));
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(!turns.claim(&key("young"), 1, at(31)), "the cap is one");
-        assert!(turns.claim(&key("young"), 0, at(32)));
+        assert!(!claims(&turns, "young", 1, at(31)), "the cap is one");
+        assert!(claims(&turns, "young", 0, at(32)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_goes_before_the_others_could_ask() {
+        let turns = Turns::new(1, 100);
+        assert!(!claims(&turns, "quick", 0, at(10)));
+        assert!(!claims(&turns, "slow", 0, at(10)));
+        assert!(claims(&turns, "quick", 0, at(11)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_turn_counts_before_its_move_is_written_down_and_once_after() {
+        let turns = Turns::new(2, 100);
+        assert!(["a", "b", "c"].iter().all(|name| !claims(&turns, name, 2, at(0))));
+        let first = turns.claim(&key("a"), "a", others(0), at(1)).unwrap();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let written = || HashSet::from(["a".to_owned()]);
+        let second = turns.claim(&key("b"), "b", written, at(2)).unwrap();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(turns.claim(&key("c"), "c", written, at(3)).is_none());
+        drop(second);
+        assert!(turns.claim(&key("c"), "c", written, at(4)).is_some());
+        drop(first);
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_steps_aside_holds_nobody_up_and_keeps_its_place() {
         let turns = Turns::new(1, 100);
-        assert!(!turns.claim(&key("old"), 1, at(10)));
+        assert!(!claims(&turns, "old", 1, at(10)));
         turns.step_aside(&key("old"));
-        assert!(turns.claim(&key("young"), 0, at(20)));
+        assert!(!claims(&turns, "young", 1, at(19)));
+        assert!(claims(&turns, "young", 0, at(20)));
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(!turns.claim(&key("young"), 1, at(21)) && !turns.claim(&key("old"), 1, at(22)));
-        assert!(!turns.claim(&key("young"), 0, at(23)));
-        assert!(turns.claim(&key("old"), 0, at(24)));
+        assert!(!claims(&turns, "young", 1, at(21)) && !claims(&turns, "old", 1, at(22)));
+        assert!(!claims(&turns, "young", 0, at(23)));
+        assert!(claims(&turns, "old", 0, at(24)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn moves_start_at_the_given_pace() {
         let turns = Turns::new(1000, 5);
-        let claimed = |from: i64| (0..100).filter(|i| turns.claim(&key(&format!("{from}-{i}")), 0, at(from))).count();
+        let claimed = |now: i64| (0..100).filter(|i| claims(&turns, &i.to_string(), 0, at(now))).count();
+        assert_eq!(claimed(0), 0);
         assert_eq!(claimed(1), 1);
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(claimed(2), 5);

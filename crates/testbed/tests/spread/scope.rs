@@ -1,6 +1,5 @@
-//! Which workloads are split, and how many at once.
+//! Which workloads are split, and how they say so.
 
-use groundcrew_testbed::{Proxy, free_ports};
 use k8s_openapi::api::core::v1::Namespace;
 
 use super::*;
@@ -21,7 +20,27 @@ async fn the_samples_are_split_as_their_comments_say() -> anyhow::Result<()> {
     }
     scene.settles("web", (6, 4)).await?;
     scene.settles("db", (2, 2)).await?;
+    let split = "spotalis_workload_replicas{namespace=\"NS\",workload=\"web\",workload_type=\"deployment\",replica_type=\"spot\"} 6";
+    scene.groundcrew.wait_metric(&split.replace("NS", scene.namespace.name()), SOON).await?;
+
+    // A replica that serves webhooks alone has its metrics, too.
+    let builder = Groundcrew::builder(&scene.cluster).name("webhook").arg("--enable-controller=false");
+    let metrics = builder.start().await?.metrics().await?;
+    for name in ["spotalis_webhook_request_duration_seconds_count", "spotalis_leader_election_status"] {
+        assert!(metrics.lines().any(|line| line.starts_with(name)), "{name} is missing");
+    }
     Ok(())
+}
+
+/// Creates it as kubectl does, and returns what kubectl would print.
+async fn warned_of(scene: &Scene, object: &Deployment) -> anyhow::Result<String> {
+    let path = format!("/apis/apps/v1/namespaces/{}/deployments", scene.namespace.name());
+    let request = http::Request::post(path).header("content-type", "application/json");
+    let body = kube::client::Body::from(serde_json::to_vec(object)?);
+    let response = scene.cluster.client().send(request.body(body)?).await?;
+    anyhow::ensure!(response.status().is_success(), "a wrong rule was refused: {}", response.status());
+    let warnings = response.headers().get_all("warning").iter().filter_map(|w| w.to_str().ok());
+    Ok(warnings.collect::<Vec<_>>().join("\n"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,7 +63,8 @@ async fn only_selected_namespaces_and_readable_rules_are_managed() -> anyhow::Re
     namespaces.patch(scene.namespace.name(), &PatchParams::default(), &label).await?;
     // The running pods are moved, which shows that the label was heard.
     scene.settles_within("outside", (2, 0), 2 * SOON).await?;
-    scene.create(&workload::<Deployment>("Deployment", "wrong", 2, &[("spot-percentage", "150")])).await?;
+    let warning = warned_of(&scene, &workload("Deployment", "wrong", 2, &[("spot-percentage", "150")])).await?;
+    assert!(warning.contains("spotalis.io/spot-percentage"), "whoever writes it hears of it: {warning:?}");
     scene.cluster.wait_for_list(&pods, of("wrong"), "left alone", SOON, unplaced).await?;
     let events: Api<Event> = scene.namespace.api();
     let told = |events: &[&Event]| {
@@ -54,47 +74,5 @@ async fn only_selected_namespaces_and_readable_rules_are_managed() -> anyhow::Re
         })
     };
     scene.cluster.wait_for_list(&events, watcher::Config::default(), "an event", SOON, told).await?;
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_pods_at_once_are_split_by_three_replicas() -> anyhow::Result<()> {
-    const WORKLOADS: usize = 10;
-    let cluster = Cluster::start(Layer::Controllers).await?;
-    for (prefix, class) in [("spot", "spot"), ("od", "on-demand")] {
-        for i in 0..4 {
-            let node = KwokNode::new(&format!("{prefix}-{i}"))
-                .label("karpenter.sh/capacity-type", class)
-                .allocatable("pods", "1000");
-            cluster.add_kwok_node(node).await?;
-        }
-    }
-    let ports = free_ports(3)?;
-    let proxy = Proxy::balance(ports.iter().map(|port| ([127, 0, 0, 1], *port).into())).await?;
-    let url = format!("https://{}", proxy.addr());
-    let mut replicas = Vec::new();
-    for (i, port) in ports.iter().enumerate() {
-        let builder = Groundcrew::builder(&cluster).name(&format!("r{i}")).webhook_port(*port).webhook_url(&url);
-        replicas.push(builder.config_yaml(QUICK).start().await?);
-    }
-    cluster.webhook_answers().await?;
-    let namespace = cluster.namespace("burst").await?;
-    let groundcrew = replicas.remove(0);
-    let scene = Scene { cluster, groundcrew, namespace };
-    let rule = [("spot-percentage", "70"), ("min-on-demand", "5")];
-    for i in 0..WORKLOADS {
-        scene.create(&workload::<Deployment>("Deployment", &format!("w{i}"), 100, &rule)).await?;
-    }
-    for i in 0..WORKLOADS {
-        scene.settles_within(&format!("w{i}"), (70, 30), 4 * SOON).await?;
-    }
-    let evictions = scene.committed_evictions().await?;
-    // A machine that is busy enough makes the API server give up on us after its second and go on.
-    let events = scene.cluster.audit_events().await?;
-    let ours = |e: &&AuditEvent| e.object_ref.as_ref().is_some_and(|o| o.namespace == scene.namespace.name());
-    let created = events.iter().filter(|e| e.verb == "create" && e.is_about("pods", "") && e.is_committed_write());
-    let missed = created.filter(ours).filter(|e| e.response_annotation("groundcrew.io/spread-rank").is_none()).count();
-    assert!(evictions <= missed + 2 * WORKLOADS, "{evictions} evictions, {missed} pods not admitted by us");
-    drop(scene.groundcrew);
     Ok(())
 }

@@ -38,7 +38,7 @@ fn node(class: &str) -> Node {
 }
 
 fn needs(template: Value) -> Needs {
-    Needs::of(&serde_json::from_value(template).unwrap(), &names())
+    Needs::of(&serde_json::from_value(template).unwrap(), &labels(&[("app", "web")]), &names())
 }
 
 fn plain() -> Needs {
@@ -91,4 +91,18 @@ fn a_pod_needs_its_containers_and_sidecars_or_its_largest_init_container() {
         ],
     }));
     assert_eq!(needs.amount, Amount { cpu: 1750, memory: 0, pods: 1 });
+}
+
+#[rstest]
+#[case::own("web", "kubernetes.io/hostname", true)]
+#[case::of_others("db", "kubernetes.io/hostname", false)]
+#[case::by_zone("web", "topology.kubernetes.io/zone", false)]
+fn anti_affinity_against_its_own_kind_keeps_pods_on_nodes_of_their_own(
+    #[case] app: &str,
+    #[case] topology: &str,
+    #[case] apart: bool,
+) {
+    let term = json!({"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": topology});
+    let anti = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}});
+    assert_eq!(needs(json!({"containers": [], "affinity": anti})).apart(), apart);
 }

@@ -72,6 +72,13 @@ impl World {
         decide(rule, Limits::default(), seen, |_| self.takes, now)
     }
 
+    /// The pod's successor, on the class that `land` says.
+    fn replace(&mut self, name: &str, land: impl Fn(Class) -> Class) {
+        let pod = self.pods.iter_mut().find(|p| p.name == name).unwrap();
+        pod.class = land(pod.class);
+        pod.uid.push('+');
+    }
+
     fn why(&self, rule: &Rule) -> Why {
         match self.decide(rule, NOW) {
             Verdict::Rest { why, .. } | Verdict::Remember { why, .. } => why,
@@ -93,7 +100,7 @@ fn an_exact_split_rests() {
 fn a_pod_of_the_class_with_too_many_makes_way() {
     match deployment(9, 1).decide(&rule(60, 2), NOW) {
         Verdict::Move { from: Class::Spot, to: Class::OnDemand, memory, .. } => {
-            assert_eq!((memory.moved, memory.moving), (Some(NOW), Some(3)));
+            assert_eq!((memory.moved, memory.moving.unwrap().excess), (Some(NOW), 3));
         }
         other => panic!("{other:?}"),
     }
@@ -177,7 +184,10 @@ fn two_moves_that_do_not_help_are_the_last_until_something_changes() {
         now = later(now, Duration::from_secs(11));
         match world.decide(&rule, now) {
             // The replacement lands on the same class again, not admitted by us.
-            Verdict::Move { memory, .. } => (world.memory, moves) = (memory, moves + 1),
+            Verdict::Move { pod, memory, .. } => {
+                (world.memory, moves) = (memory, moves + 1);
+                world.replace(&pod.name, |class| class);
+            }
             Verdict::Remember { memory, .. } => world.memory = memory,
             Verdict::Rest { why, .. } => assert_eq!(why, Why::NoProgress),
             other => panic!("{other:?}"),
@@ -187,6 +197,35 @@ fn two_moves_that_do_not_help_are_the_last_until_something_changes() {
     world.workload.generation = 2;
     world.workload.observed_generation = 2;
     assert!(matches!(world.decide(&rule, now), Verdict::Move { .. }));
+}
+
+#[test]
+fn a_move_is_over_when_its_workload_is_at_rest_and_the_next_waits_for_the_cooldown() {
+    let rule = rule(60, 2);
+    let mut world = deployment(9, 1);
+    let Verdict::Move { pod, memory, .. } = world.decide(&rule, NOW) else { panic!() };
+    world.memory = memory;
+    // The cache has not seen the eviction yet.
+    assert_eq!(world.decide(&rule, at(1)), Verdict::Rest { why: Why::Cooldown, until: Some(at(10)) });
+    world.replace(&pod.name, Class::other);
+    let Verdict::Remember { why: Why::Cooldown, memory } = world.decide(&rule, at(3)) else { panic!() };
+    assert_eq!((memory.moving.as_ref(), memory.moved), (None, Some(NOW)), "it counts no more, but is not forgotten");
+    world.memory = memory;
+    assert_eq!(world.decide(&rule, at(9)), Verdict::Rest { why: Why::Cooldown, until: Some(at(10)) });
+    assert!(matches!(world.decide(&rule, at(10)), Verdict::Move { .. }));
+}
+
+#[test]
+fn an_eviction_that_got_lost_is_no_move_and_is_tried_again() {
+    let rule = rule(60, 2);
+    let mut world = deployment(9, 1);
+    let mut now = NOW;
+    for _ in 0..5 {
+        now = later(now, Duration::from_secs(11));
+        let Verdict::Move { memory, .. } = world.decide(&rule, now) else { panic!("given up for nothing") };
+        world.memory = memory;
+    }
+    assert_eq!(world.memory.futile, 0);
 }
 
 #[test]
@@ -264,12 +303,9 @@ proptest! {
                     if from == Class::OnDemand {
                         prop_assert!(live(&world.pods).on_demand > floor.min(spot + on_demand));
                     }
-                    let at = world.pods.iter().position(|p| p.name == moved.name).unwrap();
-                    world.pods[at].class = if stateful {
-                        rule.share.class_of(world.pods[at].ordinal.unwrap() + 1)
-                    } else {
-                        from.other()
-                    };
+                    let ordinal = world.pods.iter().find(|p| p.name == moved.name).unwrap().ordinal;
+                    let admitted = ordinal.map(|ordinal| rule.share.class_of(ordinal + 1));
+                    world.replace(&moved.name, |class| admitted.unwrap_or(class.other()));
                 }
                 Verdict::Remember { memory, .. } => world.memory = memory,
                 Verdict::Rest { why, .. } => { prop_assert!(matches!(why, Why::Balanced | Why::Nothing)); break; }

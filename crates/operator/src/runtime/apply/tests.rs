@@ -36,7 +36,7 @@ fn budget() -> Value {
 }
 
 fn evict() -> Write {
-    Write::Evict { version: Some("7".to_owned()), dry_run: false }
+    Write::Evict { version: Some("7".to_owned()), dry_run: false, within: DEADLINE }
 }
 
 fn json_write() -> Write {
@@ -85,7 +85,7 @@ async fn errors_say_whether_to_try_again(
 #[tokio::test]
 async fn an_eviction_spells_its_preconditions_as_the_server_reads_them() {
     let (writer, seen) = answering(201, json!({"kind": "Status", "status": "Success"}));
-    let write = Write::Evict { version: Some("7".to_owned()), dry_run: true };
+    let write = Write::Evict { version: Some("7".to_owned()), dry_run: true, within: DEADLINE };
     writer.write(Feature::Timestamp, &pod("ns", "a", "u-1"), &write).await.unwrap();
     let (line, body) = seen.lock().unwrap().remove(0);
     assert!(line.starts_with("POST /api/v1/namespaces/ns/pods/a/eviction?") && line.contains("dryRun=All"), "{line}");

@@ -13,7 +13,7 @@ fn key(name: &str) -> Key {
 
 fn pod(placed: Placed) -> Arc<PodFacts> {
     Arc::new(PodFacts {
-        uid: String::new(),
+        uid: "u".into(),
         version: String::new(),
         owner: Some(Owner { stateful: false, name: "web-1".into(), uid: "rs".into() }),
         node: None,
@@ -82,4 +82,19 @@ fn a_pod_that_is_gone_leaves_nothing_behind() {
     index.update(&key("a"), Some(pod(placed)));
     assert_eq!(index.update(&key("a"), None).len(), 1);
     assert!(index.lock().groups.is_empty() && index.lock().owners.is_empty());
+}
+
+#[test]
+fn a_pod_that_ends_does_not_take_away_the_place_reserved_for_its_successor() {
+    let index = Index::default();
+    let placed = place(&index, 1, NOW, true);
+    index.update(&key("old"), Some(pod(placed)));
+    let ends = |p: &PodFacts| (!p.terminating).then_some(Class::OnDemand);
+    let ending = Arc::new(PodFacts { terminating: true, ..(*pod(placed)).clone() });
+    index.update(&key("old"), Some(Arc::clone(&ending)));
+    let successor = index.place("rs", Some(1), NOW, true, ends, |peers| next(SHARE, peers, None));
+    assert_eq!(successor.rank, placed.rank);
+    index.update(&key("old"), Some(ending));
+    let another = index.place("rs", Some(2), NOW, true, ends, |peers| next(SHARE, peers, None));
+    assert_ne!(another.rank, placed.rank, "one place was given twice");
 }
