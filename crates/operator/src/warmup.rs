@@ -41,7 +41,7 @@ pub const ROW: Row = Row {
     permissions,
     entries: |_, namespaces| vec![entry(namespaces.clone())],
     admission: |context| Some(Box::new(Gatekeeper { agents: agents::follow(context) })),
-    crds: Vec::new,
+    crds: manifests::definitions,
     objects: manifests::objects,
     start: backstop::start,
 };
