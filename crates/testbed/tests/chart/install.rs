@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::Context;
 use groundcrew_testbed::objects::{PodExt, create, pod};
 use groundcrew_testbed::{Cluster, KwokNode, Layer, TestNamespace, client_for};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -18,7 +17,8 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::cluster::{
-    GATE, Installation, PATIENCE, assert_calm, condition, create_sample, remove_namespace, sample, wait_ready,
+    GATE, Installation, PATIENCE, assert_calm, condition, create_sample, real_node, remove_namespace, sample,
+    wait_ready,
 };
 use crate::everything::everything;
 use crate::support::{HOME, permissions, read};
@@ -67,9 +67,11 @@ async fn lifetime(installation: &Installation<'_>) -> anyhow::Result<()> {
     a_stolen_token_is_worth_little(cluster).await?;
 
     // A shut gate and a held node at the time it goes.
-    let held = hold_a_node(cluster).await?;
+    let held = hold_a_node(cluster, &namespace).await?;
     let gated = shut_a_gate(cluster, &namespace).await?;
     let users = user_pods(&namespace).await?;
+    let nodes: Api<Node> = Api::all(cluster.client());
+    assert!(is_held(&nodes.get(&held).await?), "released before its time");
     installation.make(&["undeploy"]).await?;
     installation.api::<Secret>().delete("own-tls", &Default::default()).await?;
     let after = residue_free(cluster, &namespace, &before).await?;
@@ -77,9 +79,8 @@ async fn lifetime(installation: &Installation<'_>) -> anyhow::Result<()> {
     assert!(lost.is_empty(), "taken away: {lost:#?}");
     let kept = after.iter().filter(|object| object.contains("FlexDaemonsetTemplate.")).count();
     assert_eq!(kept, 1, "users' custom resources stay");
-    let nodes: Api<Node> = Api::all(cluster.client());
-    let taints = nodes.get(&held).await?.spec.and_then(|spec| spec.taints).unwrap_or_default();
-    assert!(!taints.iter().any(|taint| taint.key == TAINT), "{taints:?}");
+    let node = nodes.get(&held).await?;
+    assert!(!is_held(&node), "{:?}", node.spec);
     let pods: Api<Pod> = namespace.api();
     let open = |pod: &Pod| condition(pod, GATE) == Some("True");
     cluster.wait_for(&pods, &gated, "the gate is open", PATIENCE, open).await?;
@@ -216,10 +217,6 @@ async fn warms(cluster: &Cluster, namespace: &TestNamespace) -> anyhow::Result<(
     cluster.wait_for_list(&namespace.api(), replicas, "warmup: warm and ready", PATIENCE, warm).await.map(drop)
 }
 
-pub fn real_node(cluster: &Cluster) -> anyhow::Result<String> {
-    Ok(cluster.info().node.as_ref().context("no real node")?.name.clone())
-}
-
 /// Admission hears of agents through its watch; a dry run tells when it has.
 pub async fn admission_knows_the_agent(namespace: &TestNamespace) -> anyhow::Result<()> {
     let dry = PostParams { dry_run: true, ..PostParams::default() };
@@ -256,10 +253,15 @@ async fn holds_new_nodes(cluster: &Cluster, namespace: &TestNamespace) -> anyhow
     cluster.wait_for(&nodes, "kwok-new", "released", PATIENCE, |node| !is_held(node)).await.map(drop)
 }
 
-/// The init DaemonSet does not run there.
-async fn hold_a_node(cluster: &Cluster) -> anyhow::Result<String> {
-    let node = KwokNode::new("kwok-held").taint("example.com/other", "", "NoSchedule");
-    let node = cluster.add_kwok_node(node).await?;
+/// Its init pod fits no node.
+async fn hold_a_node(cluster: &Cluster, namespace: &TestNamespace) -> anyhow::Result<String> {
+    let mut never = sample("node_startup/init-daemonset.yaml")?;
+    never[0]["metadata"] = json!({"name": "never"});
+    let template = &mut never[0]["spec"]["template"];
+    template["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "kwok-held"});
+    template["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1000"}});
+    create_sample(cluster, namespace, never).await?;
+    let node = cluster.add_kwok_node(KwokNode::new("kwok-held")).await?;
     assert!(is_held(&node), "{:?}", node.spec);
     Ok(node.name_any())
 }

@@ -17,8 +17,8 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::cluster::{GATE, Installation, PATIENCE, condition, create_sample, sample, wait_ready};
-use crate::install::{admission_knows_the_agent, real_node};
+use crate::cluster::{GATE, Installation, PATIENCE, condition, create_sample, real_node, sample, wait_ready};
+use crate::install::admission_knows_the_agent;
 use crate::support::HOME;
 
 #[tokio::test(flavor = "multi_thread")]
