@@ -127,6 +127,17 @@ fn the_charts_rights_are_those_of_the_table_of_features() -> anyhow::Result<()> 
     Ok(())
 }
 
+#[test]
+fn the_chart_is_of_the_release_of_the_code() -> anyhow::Result<()> {
+    let about = documents(&read(&chart().join("Chart.yaml"))?)?;
+    for key in ["version", "appVersion"] {
+        assert_eq!(about[0][key], env!("CARGO_PKG_VERSION"), "{key} in Chart.yaml");
+    }
+    let makefile = read(&repository().join("Makefile"))?;
+    assert!(makefile.contains(concat!("IMG ?= groundcrew:", env!("CARGO_PKG_VERSION"), "\n")), "IMG in the Makefile");
+    Ok(())
+}
+
 /// One line per value: its path, its default, what it is.
 fn lines(path: &str, schema: &Value, default: Option<&Value>, out: &mut Vec<String>) {
     let description = schema["description"].as_str().unwrap_or_default();
