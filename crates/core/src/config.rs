@@ -21,6 +21,8 @@ use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one
 
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// The file as it was given, for an installation that hands it on.
+    pub given: Value,
     pub crds: Crds,
     pub controller: Controller,
     pub webhook: Webhook,
@@ -221,8 +223,10 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Builds the configuration from the parsed file and what overrides it, weakest first.
 pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
     let mut problems = Problems::default();
+    let given = file.clone();
     let mut root = Section::root(file, overrides, &mut problems);
     let config = Config {
+        given,
         crds: crds(root.section("crds")),
         controller: controller(root.section("controller")),
         webhook: webhook(root.section("webhook")),

@@ -7,9 +7,15 @@ use serde_json::{Value, json};
 
 use crate::features;
 
+pub(crate) mod common;
+
+use common::{config_annotation, config_mounts, config_volumes, from_field, ports, probe, selector};
+
 /// The name of every object that is ours alone.
 pub const NAME: &str = "groundcrew";
 pub const DEFAULT_NAMESPACE: &str = "groundcrew-system";
+/// The component of the pods that `groundcrew run` runs in.
+const OPERATOR: &str = "operator";
 pub const CERTIFICATE_SECRET: &str = "groundcrew-webhook-tls";
 /// Remembers a webhook configuration that somebody deleted.
 pub const WEBHOOK_RECORD: &str = "groundcrew-webhooks";
@@ -42,8 +48,11 @@ pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
     all.extend(role(NAME, "Role", Some(namespace), namespace, own_namespace_rules()));
     // Never held: the first leader of a new installation need not wait.
     all.push(value(&crate::runtime::lease::vacant(namespace, NAME)));
+    all.push(common::config_map(config, namespace));
     all.push(service(config, namespace));
     all.push(deployment(config, namespace, image));
+    all.push(disruption_budget(namespace));
+    all.push(common::network_policy(config, namespace, NAME, OPERATOR, &["webhook", "health"]));
     all.extend(features::enabled(config).flat_map(|feature| (feature.objects)(config, namespace, image)));
     let webhooks = features::webhook_configurations(config, namespace);
     all.extend(webhooks.mutating.iter().map(value));
@@ -138,15 +147,11 @@ fn own_namespace_rules() -> Vec<PolicyRule> {
     ]
 }
 
-fn selector() -> Value {
-    json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/component": "operator"})
-}
-
 fn service(config: &Config, namespace: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service", "metadata": meta(&config.webhook.service, Some(namespace)),
         "spec": {
-            "selector": selector(),
+            "selector": selector(OPERATOR),
             "ports": [{"name": "webhook", "port": 443, "targetPort": "webhook", "protocol": "TCP"}],
         },
     })
@@ -165,45 +170,64 @@ pub(crate) fn container_security() -> Value {
     json!({"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]}})
 }
 
+/// Drains take one replica at a time.
+fn disruption_budget(namespace: &str) -> Value {
+    json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta(NAME, Some(namespace)),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(OPERATOR)}},
+    })
+}
+
 fn deployment(config: &Config, namespace: &str, image: &str) -> Value {
-    let probe = |path: &str| json!({"httpGet": {"path": path, "port": "health"}, "periodSeconds": 5});
-    let from_field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let mut open = vec![json!({"name": "webhook", "containerPort": config.webhook.port})];
+    open.extend(ports(config));
     let container = json!({
         "name": "groundcrew",
         "image": image,
-        "args": ["run"],
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["run", common::CONFIG_FLAG],
         "env": [from_field("POD_NAMESPACE", "metadata.namespace"), from_field("POD_NAME", "metadata.name")],
-        "ports": [
-            {"name": "webhook", "containerPort": config.webhook.port},
-            {"name": "metrics", "containerPort": config.metrics.map_or(8080, |m| m.port())},
-            {"name": "health", "containerPort": config.health.port()},
-        ],
+        "ports": open,
         "livenessProbe": probe("/livez"),
         "readinessProbe": probe("/readyz"),
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         "securityContext": container_security(),
+        "volumeMounts": config_mounts(),
     });
-    let spread = json!({
-        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector()},
+    let apart = json!({
+        "weight": 100,
+        "podAffinityTerm": {
+            "topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": selector(OPERATOR)},
+        },
     });
+    let zones = json!({
+        "maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector(OPERATOR)},
+    });
+    let mut pod = json!({
+        "serviceAccountName": NAME,
+        "enableServiceLinks": false,
+        "securityContext": pod_security(),
+        "priorityClassName": "system-cluster-critical",
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}},
+        "topologySpreadConstraints": [zones],
+        "terminationGracePeriodSeconds": 20,
+        "containers": [container],
+        "volumes": config_volumes(),
+    });
+    let tolerations = features::tolerations(config);
+    if let (false, Some(pod)) = (tolerations.is_empty(), pod.as_object_mut()) {
+        // A cluster of fresh nodes only must be able to start what releases them.
+        pod.insert("tolerations".to_owned(), json!(tolerations));
+    }
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta(NAME, Some(namespace)),
         "spec": {
             "replicas": 2,
-            "selector": {"matchLabels": selector()},
+            "selector": {"matchLabels": selector(OPERATOR)},
             "template": {
-                "metadata": {"labels": selector()},
-                "spec": {
-                    "serviceAccountName": NAME,
-                    "securityContext": pod_security(),
-                    // A cluster of fresh nodes only must be able to start what releases them.
-                    "tolerations": features::tolerations(config),
-                    "priorityClassName": "system-cluster-critical",
-                    "topologySpreadConstraints": [spread],
-                    "terminationGracePeriodSeconds": 20,
-                    "containers": [container],
-                },
+                "metadata": {"labels": selector(OPERATOR), "annotations": config_annotation(config)},
+                "spec": pod,
             },
         },
     })

@@ -1,7 +1,8 @@
-//! Builds Kubernetes, etcd, kwok and containerd from their Go modules, once per version.
+//! Builds Kubernetes, etcd, kwok, containerd and helm from their Go modules, once per version.
 //!
 //! ```text
 //! controlplane/*/go.mod ──► <cache>/bin/.build-*/  ──rename──► <cache>/bin/<versions>-<hash>/kube-apiserver …
+//!                                                              <cache>/bin/helm-<version>-<hash>/helm
 //! ```
 //!
 //! # Guarantees
@@ -57,6 +58,18 @@ const CONTAINERD: GoModule = GoModule {
     ],
 };
 
+/// Not a part of any cluster, and cached apart: a new helm does not build Kubernetes anew.
+const HELM: GoModule = GoModule {
+    name: "helm",
+    files: &[
+        ("go.mod", include_str!("../controlplane/helm/go.mod")),
+        ("go.sum", include_str!("../controlplane/helm/go.sum")),
+    ],
+};
+
+const HELM_VERSION: &str = "4.3.1";
+
+/// The parts of a cluster are cached together: containerd looks for its shim beside itself.
 const MODULES: [&GoModule; 2] = [&KUBERNETES, &CONTAINERD];
 
 impl Program {
@@ -81,8 +94,14 @@ impl Program {
 
 /// Names what is built: the version for people, a hash of all sources and flags for correctness.
 pub(crate) fn cache_key() -> String {
+    let flags = linker_flags();
+    let hash = hash_of(&MODULES, std::iter::once(flags.as_str()).chain(KWOK_STAGE_FILES));
+    format!("kubernetes-{KUBERNETES_VERSION}-{hash}")
+}
+
+fn hash_of<'a>(modules: &[&GoModule], more: impl Iterator<Item = &'a str>) -> String {
     let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
-    for module in MODULES {
+    for module in modules {
         for (path, text) in module.files {
             for part in [module.name, path, text] {
                 hash.update(part.as_bytes());
@@ -90,12 +109,35 @@ pub(crate) fn cache_key() -> String {
             }
         }
     }
-    hash.update(linker_flags().as_bytes());
-    for stage in KWOK_STAGE_FILES {
-        hash.update(stage.as_bytes());
+    for text in more {
+        hash.update(text.as_bytes());
     }
-    let hex: String = hash.finish().as_ref().iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-    format!("kubernetes-{KUBERNETES_VERSION}-{hex}")
+    hash.finish().as_ref().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Builds helm unless it is there, and tells where.
+pub(crate) fn build_helm(cache: &Path) -> anyhow::Result<PathBuf> {
+    let parent = cache.join("bin");
+    let dir = parent.join(format!("helm-{HELM_VERSION}-{}", hash_of(&[&HELM], std::iter::empty())));
+    let program = dir.join("helm");
+    if program.is_file() {
+        return Ok(program);
+    }
+    let _lock = lock(&parent, &dir)?;
+    if !program.is_file() {
+        let flags = format!("-s -w -X helm.sh/helm/v4/internal/version.version=v{HELM_VERSION}");
+        let package = "helm.sh/helm/v4/cmd/helm".to_owned();
+        go_build(&parent, &dir, &HELM, &flags, &[("helm", package)], |_, _| Ok(()))?;
+    }
+    Ok(program)
+}
+
+/// Concurrent builders wait here for one another.
+fn lock(parent: &Path, dir: &Path) -> anyhow::Result<File> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let lock = File::create(parent.join(".lock"))?;
+    lock.lock().context("cannot lock the cache of built programs")?;
+    Ok(lock)
 }
 
 /// Builds those of `programs` that `dir` lacks.
@@ -104,9 +146,7 @@ pub(crate) fn build_missing(dir: &Path, programs: &[Program]) -> anyhow::Result<
         return Ok(());
     }
     let parent = dir.parent().context("the cache directory has no parent")?;
-    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let lock = File::create(parent.join(".lock"))?;
-    lock.lock().context("cannot lock the cache of built programs")?;
+    let _lock = lock(parent, dir)?;
     // Somebody else may have built them while we waited for the lock.
     let missing = missing(dir, programs);
     // Layer by layer: an interrupted build keeps the lower layers.
@@ -129,10 +169,29 @@ fn is_built(dir: &Path, program: Program) -> bool {
 }
 
 fn build_group(scratch_parent: &Path, dir: &Path, module: &GoModule, group: &[Program]) -> anyhow::Result<()> {
-    if group.is_empty() {
+    let programs: Vec<_> = group.iter().map(|program| (program.name(), program.package())).collect();
+    go_build(scratch_parent, dir, module, &linker_flags(), &programs, |sources, output| {
+        if group.contains(&Program::Kwok) {
+            fs::write(output.join(KWOK_STAGES), kwok_stages(sources)?)?;
+            fs::rename(output.join(KWOK_STAGES), dir.join(KWOK_STAGES))?;
+        }
+        Ok(())
+    })
+}
+
+/// Builds programs, each a name and a package; `before` runs while their sources are still there.
+fn go_build(
+    scratch_parent: &Path,
+    dir: &Path,
+    module: &GoModule,
+    flags: &str,
+    programs: &[(&str, String)],
+    before: impl Fn(&Path, &Path) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    if programs.is_empty() {
         return Ok(());
     }
-    let names: Vec<_> = group.iter().map(|program| program.name()).collect();
+    let names: Vec<_> = programs.iter().map(|(name, _)| *name).collect();
     report(&format!("testbed: building {} from source, once; this takes minutes", names.join(", ")));
     let began = Instant::now();
     let scratch = tempfile::Builder::new().prefix(".build-").tempdir_in(scratch_parent)?;
@@ -145,13 +204,10 @@ fn build_group(scratch_parent: &Path, dir: &Path, module: &GoModule, group: &[Pr
     let output = scratch.path().join("bin");
     fs::create_dir_all(&output)?;
     let mut go = go_command(&sources);
-    go.args(["build", "-buildvcs=false", "-trimpath", "-ldflags", &linker_flags(), "-o"]).arg(&output);
-    go.args(group.iter().map(|program| program.package()));
+    go.args(["build", "-buildvcs=false", "-trimpath", "-ldflags", flags, "-o"]).arg(&output);
+    go.args(programs.iter().map(|(_, package)| package));
     run(go)?;
-    if group.contains(&Program::Kwok) {
-        fs::write(output.join(KWOK_STAGES), kwok_stages(&sources)?)?;
-        fs::rename(output.join(KWOK_STAGES), dir.join(KWOK_STAGES))?;
-    }
+    before(&sources, &output)?;
     for name in names {
         fs::rename(output.join(name), dir.join(name)).with_context(|| format!("go build made no {name}"))?;
     }
@@ -210,7 +266,7 @@ fn report(line: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{KUBERNETES, KUBERNETES_VERSION, cache_key, linker_flags};
+    use super::{HELM, HELM_VERSION, KUBERNETES, KUBERNETES_VERSION, cache_key, linker_flags};
 
     #[test]
     fn key_names_the_version_and_is_stable() {
@@ -223,5 +279,7 @@ mod tests {
         let (_, go_mod) = KUBERNETES.files[0];
         assert!(go_mod.contains(&format!("k8s.io/kubernetes v{KUBERNETES_VERSION}")));
         assert!(linker_flags().contains(&format!("gitVersion=v{KUBERNETES_VERSION}")));
+        let (_, go_mod) = HELM.files[0];
+        assert!(go_mod.contains(&format!("helm.sh/helm/v4 v{HELM_VERSION}")));
     }
 }

@@ -10,7 +10,10 @@ pub(crate) fn testbed() -> anyhow::Result<PathBuf> {
 }
 
 /// The `groundcrew` program; `GROUNDCREW_BIN` overrides.
-pub(crate) fn groundcrew() -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// It is not built.
+pub fn groundcrew() -> anyhow::Result<PathBuf> {
     sibling("groundcrew", "GROUNDCREW_BIN")
 }
 

@@ -11,7 +11,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use groundcrew_testbed::rights::ledger;
 use groundcrew_testbed::supervisor::{self, Options, leash};
-use groundcrew_testbed::{Assets, ClusterInfo, Image, Layer, host};
+use groundcrew_testbed::{Assets, ClusterInfo, Helm, Image, Layer, host};
 
 #[derive(Parser)]
 #[command(name = "testbed", version, about)]
@@ -89,6 +89,9 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Build { layer } => {
             let assets = Assets::ensure(layer)?;
+            if layer == Layer::Nodes {
+                Helm::ensure()?;
+            }
             println!("{}", assets.dir().display());
             Ok(())
         }

@@ -167,10 +167,11 @@ impl<'p> Section<'p> {
     /// The strongest layer's value, parsed; absent means `None`.
     pub fn optional<T>(&mut self, key: &'static str, parse: impl Fn(&Value) -> Parsed<T>) -> Option<T> {
         self.known.insert(key);
-        let mut found = self.file.remove(key).filter(|v| !v.is_null()).map(|v| (v, Origin::File));
+        // An empty text is how a file of values or a manifest's variable leaves a setting unset.
+        let unset = |v: &Value| v.is_null() || v.as_str() == Some("");
+        let mut found = self.file.remove(key).filter(|v| !unset(v)).map(|v| (v, Origin::File));
         self.overrides.retain(|o| match o.path.as_slice() {
             [only] if same_key(only, key) => {
-                // An empty variable is how a manifest leaves a setting unset.
                 if !o.text.is_empty() {
                     found = Some((Value::String(o.text.clone()), o.origin.clone()));
                 }

@@ -110,6 +110,14 @@ fn a_bad_value_is_named_by_its_path(#[case] file: Value, #[case] path: &str) {
 }
 
 #[test]
+fn an_empty_text_leaves_a_setting_as_it_was() {
+    let file = json!({"controller": {"leaderElection": {"namespace": ""}}, "webhook": {"certDir": "", "url": ""}});
+    let config = load(file, vec![env("GROUNDCREW_LOGGING__LEVEL", "")]).unwrap();
+    assert_eq!((config.controller.leader_election.namespace, config.webhook.url), (None, None));
+    assert_eq!(config.webhook.certificates.source, CertificateSource::Managed);
+}
+
+#[test]
 fn naming_a_certificate_directory_means_using_it() {
     let config = load(json!({"webhook": {"certDir": "/certs"}}), vec![]).unwrap();
     assert_eq!(config.webhook.certificates.source, CertificateSource::Files);

@@ -3,6 +3,7 @@
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
 
+use crate::manifests::common::{CONFIG_FLAG, config_mounts, config_volumes, from_field, selector};
 use crate::manifests::{
     CERTIFICATE_SECRET, NAME, NODE_STARTUP_RECORD, SPREAD_MEMORY, WEBHOOK_RECORD, container_security, meta,
     pod_security, role, rule,
@@ -55,15 +56,17 @@ fn own_namespace_rules() -> Vec<PolicyRule> {
     ]
 }
 
+/// Reads the configuration of the installation it takes down: taints have names of their own there.
 fn job(namespace: &str, image: &str) -> Value {
-    let labels = json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/component": "cleanup"});
     let container = json!({
         "name": "cleanup",
         "image": image,
-        "args": ["cleanup"],
-        "env": [{"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["cleanup", CONFIG_FLAG],
+        "env": [from_field("POD_NAMESPACE", "metadata.namespace")],
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
         "securityContext": container_security(),
+        "volumeMounts": config_mounts(),
     });
     json!({
         "apiVersion": "batch/v1", "kind": "Job", "metadata": meta(CLEANUP, Some(namespace)),
@@ -71,14 +74,16 @@ fn job(namespace: &str, image: &str) -> Value {
             "backoffLimit": 3,
             "activeDeadlineSeconds": 600,
             "template": {
-                "metadata": {"labels": labels},
+                "metadata": {"labels": selector("cleanup")},
                 "spec": {
                     "serviceAccountName": CLEANUP,
+                    "enableServiceLinks": false,
                     "restartPolicy": "Never",
                     "securityContext": pod_security(),
                     // Perhaps every node is held by a taint of ours.
                     "tolerations": [{"operator": "Exists"}],
                     "containers": [container],
+                    "volumes": config_volumes(),
                 },
             },
         },

@@ -4,10 +4,15 @@ use groundcrew_core::config::Config;
 use groundcrew_core::keys;
 use serde_json::{Value, json};
 
+use crate::manifests::common::{
+    CONFIG_FLAG, config_annotation, config_mounts, config_volumes, from_field, network_policy, ports, probe, selector,
+};
 use crate::manifests::{NAME, container_security, meta, pod_security, role, rule};
 
 /// The agents' account, role, DaemonSet and policies.
 pub const AGENT: &str = "groundcrew-agent";
+/// The component of their pods.
+const COMPONENT: &str = "agent";
 const POLICY_API: &str = "admissionregistration.k8s.io/v1";
 
 #[must_use]
@@ -16,6 +21,8 @@ pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
     all.extend(rights(namespace));
     all.extend(policies(namespace));
     all.push(daemon_set(config, namespace, image));
+    // Only ingress: an agent warms pods on whatever port they serve.
+    all.push(network_policy(config, namespace, AGENT, COMPONENT, &["health"]));
     all
 }
 
@@ -136,51 +143,41 @@ fn policy(what: &str, namespace: &str, on: (&str, &str, &[&str]), validations: &
     ]
 }
 
-fn selector() -> Value {
-    json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/component": "agent"})
-}
-
 fn daemon_set(config: &Config, namespace: &str, image: &str) -> Value {
-    let probe = |path: &str| json!({"httpGet": {"path": path, "port": "health"}, "periodSeconds": 5});
-    let from_field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
-    let warmup = &config.warmup;
-    let set = |name: &str, value: String| json!({"name": format!("GROUNDCREW_WARMUP__{name}"), "value": value});
     let container = json!({
         "name": "agent",
         "image": image,
-        "args": ["agent"],
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["agent", CONFIG_FLAG],
         "env": [
             from_field("NODE_NAME", "spec.nodeName"),
             from_field("POD_NAMESPACE", "metadata.namespace"),
             from_field("POD_NAME", "metadata.name"),
-            set("MAX_CONCURRENT", warmup.max_concurrent.to_string()),
-            set("MAX_RPS", warmup.max_rps.to_string()),
-            set("MAX_QUEUE_WAIT", groundcrew_core::duration::text(warmup.max_queue_wait)),
-            set("AGENT_TIMEOUT", groundcrew_core::duration::text(warmup.agent_timeout)),
         ],
-        "ports": [
-            {"name": "metrics", "containerPort": config.metrics.map_or(8080, |m| m.port())},
-            {"name": "health", "containerPort": config.health.port()},
-        ],
+        "ports": ports(config),
         "livenessProbe": probe("/livez"),
         "readinessProbe": probe("/readyz"),
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
         "securityContext": container_security(),
+        "volumeMounts": config_mounts(),
     });
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": meta(AGENT, Some(namespace)),
         "spec": {
-            "selector": {"matchLabels": selector()},
+            "selector": {"matchLabels": selector(COMPONENT)},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
             "template": {
-                "metadata": {"labels": selector()},
+                "metadata": {"labels": selector(COMPONENT), "annotations": config_annotation(config)},
                 "spec": {
                     "serviceAccountName": AGENT,
+                    "enableServiceLinks": false,
                     "priorityClassName": "system-node-critical",
                     // A gate on a tainted node must be opened as well.
                     "tolerations": [{"operator": "Exists"}],
                     "securityContext": pod_security(),
                     "terminationGracePeriodSeconds": 20,
                     "containers": [container],
+                    "volumes": config_volumes(),
                 },
             },
         },

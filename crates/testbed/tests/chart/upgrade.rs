@@ -1,0 +1,201 @@
+//! The next version and back, while pods are created all the time; then a cold boot.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use groundcrew_testbed::objects::{PodExt, pod};
+use groundcrew_testbed::{Cluster, Layer, Part, TestNamespace};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher;
+use kube::{Client, ResourceExt};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use crate::cluster::{GATE, Installation, PATIENCE, condition, create_sample, real_node, sample, wait_ready};
+use crate::install::admission_knows_the_agent;
+use crate::support::HOME;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_change_in_either_order_without_a_failed_create_and_a_cold_boot_ends_well() -> anyhow::Result<()> {
+    if !Layer::Nodes.available_or_skip()? {
+        return Ok(());
+    }
+    let cluster = Cluster::start(Layer::Nodes).await?;
+    let installation = Installation::prepare(&cluster).await?;
+    let result = async {
+        installation.load_next_version().await?;
+        let namespace = cluster.namespace("user").await?;
+        installation.apply("1", &json!({})).await?;
+        wait_ready(&installation).await?;
+        cluster.webhook_answers().await?;
+        up_and_back(&installation, &namespace).await?;
+        cold_boot(&installation, &namespace).await
+    };
+    let result = result.await;
+    installation.explain(result).await
+}
+
+async fn up_and_back(installation: &Installation<'_>, namespace: &TestNamespace) -> anyhow::Result<()> {
+    let cluster = installation.cluster;
+    admission_knows_the_agent(namespace).await?;
+    let mut web = sample("warmup-http.yaml")?;
+    let template = &mut web[0]["spec"]["template"];
+    template["metadata"]["annotations"]["kube-booster.io/warmup-duration"] = json!("2s");
+    template["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": real_node(cluster)?});
+    create_sample(cluster, namespace, web).await?;
+    let load = Load::start(cluster.connect().await?, namespace.name());
+
+    // Agents first, then the operator.
+    installation.set_agent_image("2").await?;
+    roll(cluster, namespace, "new agents, old operator").await?;
+    installation.wait_images("1", "2").await?;
+    installation.apply("2", &json!({})).await?;
+    roll(cluster, namespace, "all new").await?;
+    installation.wait_images("2", "2").await?;
+
+    // Back: the operator first, then the agents.
+    let waiting = json!({"agent": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}});
+    installation.apply("1", &waiting).await?;
+    roll(cluster, namespace, "old operator, new agents").await?;
+    installation.wait_images("1", "2").await?;
+    let own: Api<Pod> = installation.api();
+    let agents = ListParams::default().labels("app.kubernetes.io/component=agent");
+    for agent in own.list(&agents).await? {
+        own.delete(&agent.name_any(), &DeleteParams::default()).await?;
+    }
+    roll(cluster, namespace, "all old").await?;
+    installation.wait_images("1", "1").await?;
+
+    let created = load.stop().await?;
+    assert!(created > 20, "only {created} pods were created meanwhile");
+    let stamped = |pods: &[&Pod]| pods.iter().all(|pod| pod.annotations().contains_key("timestamp"));
+    let asked = watcher::Config::default().labels("load=true");
+    cluster.wait_for_list(&namespace.api(), asked, "every pod has its stamp", PATIENCE, stamped).await?;
+    Ok(())
+}
+
+/// New pods of the Deployment become ready behind their gates, whoever is in charge.
+async fn roll(cluster: &Cluster, namespace: &TestNamespace, revision: &str) -> anyhow::Result<()> {
+    let deployments: Api<Deployment> = namespace.api();
+    let patch = json!({"spec": {"template": {"metadata": {"annotations": {"revision": revision}}}}});
+    deployments.patch("web", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    let done = |pods: &[&Pod]| {
+        let open = |pod: &&&Pod| {
+            // A pod that was created while no replica served has no gate, and needs none.
+            let gated = pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.is_some());
+            pod.annotations().get("revision").is_some_and(|found| found == revision)
+                && condition(pod, "Ready") == Some("True")
+                && (!gated || condition(pod, GATE) == Some("True"))
+        };
+        pods.len() == 2 && pods.iter().filter(open).count() == 2
+    };
+    let replicas = watcher::Config::default().labels("app=web");
+    cluster.wait_for_list(&namespace.api(), replicas, &format!("rolled: {revision}"), PATIENCE, done).await.map(drop)
+}
+
+/// Creates pods until it is told to stop; nobody schedules them.
+struct Load {
+    stop: Arc<AtomicBool>,
+    created: Arc<AtomicU32>,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Load {
+    fn start(client: Client, namespace: &str) -> Self {
+        let (stop, created) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+        let pods: Api<Pod> = Api::namespaced(client, namespace);
+        let (stopped, count) = (Arc::clone(&stop), Arc::clone(&created));
+        let task = tokio::spawn(async move {
+            while !stopped.load(Ordering::Relaxed) {
+                let number = count.fetch_add(1, Ordering::Relaxed);
+                let mut asking = pod(&format!("load-{number}")).annotated("addtime", "");
+                asking.metadata.labels = Some([("load".to_owned(), "true".to_owned())].into());
+                asking.spec.get_or_insert_default().scheduler_name = Some("nobody".to_owned());
+                pods.create(&PostParams::default(), &asking)
+                    .await
+                    .with_context(|| format!("create {number} failed"))?;
+                sleep(Duration::from_millis(500)).await;
+            }
+            Ok(())
+        });
+        Self { stop, created, task }
+    }
+
+    /// How many were created, if none failed.
+    async fn stop(self) -> anyhow::Result<u32> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.task.await??;
+        Ok(self.created.load(Ordering::Relaxed))
+    }
+}
+
+/// Everything goes, our webhook stays registered; the API server must come up without us, and we after it.
+async fn cold_boot(installation: &Installation<'_>, namespace: &TestNamespace) -> anyhow::Result<()> {
+    let cluster = installation.cluster;
+    let before = containers(installation).await?;
+    assert!(before.len() >= 3, "{before:?}");
+    let parts = [Part::Kubelet, Part::Scheduler, Part::ControllerManager, Part::Apiserver, Part::Etcd];
+    for part in parts {
+        cluster.stop(part).await?;
+    }
+    for (_, container) in &before {
+        kill_container(container)?;
+    }
+    cluster.restart(Part::Etcd).await?;
+    cluster.start_apiserver().await?;
+    // Nobody serves the webhook, and nobody is kept waiting for long.
+    let pods: Api<Pod> = namespace.api();
+    let began = Instant::now();
+    let mut alone = pod("alone").annotated("addtime", "").annotated("kube-booster.io/warmup", "enabled");
+    alone.spec.get_or_insert_default().scheduler_name = Some("nobody".to_owned());
+    let created = pods.create(&PostParams::default(), &alone).await.context("a pod cannot be created without us")?;
+    assert!(!created.annotations().contains_key("timestamp"), "somebody answered");
+    assert!(began.elapsed() < Duration::from_secs(30), "it took {:?}", began.elapsed());
+    for part in [Part::ControllerManager, Part::Scheduler, Part::Kubelet] {
+        cluster.restart(part).await?;
+    }
+    let again = |pods: &[&Pod]| {
+        let up = |pod: &&&Pod| condition(pod, "Ready") == Some("True") && !before.contains(&container_of(pod));
+        pods.iter().filter(up).count() == before.len()
+    };
+    let everybody = watcher::Config::default().labels("app.kubernetes.io/name=groundcrew");
+    cluster.wait_for_list(&installation.api(), everybody, "everybody is back", PATIENCE, again).await?;
+    cluster.webhook_answers().await?;
+    cluster
+        .wait_for(&pods, "alone", "the pod from before has its stamp", PATIENCE, |pod: &Pod| {
+            pod.annotations().contains_key("timestamp")
+        })
+        .await?;
+    Ok(())
+}
+
+fn container_of(pod: &Pod) -> (String, String) {
+    let first =
+        pod.status.as_ref().and_then(|status| status.container_statuses.as_ref()?.first()?.container_id.clone());
+    (pod.name_any(), first.unwrap_or_default().rsplit('/').next().unwrap_or_default().to_owned())
+}
+
+/// Pods of ours and the containers they run.
+async fn containers(installation: &Installation<'_>) -> anyhow::Result<Vec<(String, String)>> {
+    let own: Api<Pod> = Api::namespaced(installation.cluster.client(), HOME);
+    let all = own.list(&ListParams::default().labels("app.kubernetes.io/name=groundcrew")).await?;
+    Ok(all.iter().map(container_of).collect())
+}
+
+/// Ends a container's processes from the node, as a power cut would.
+fn kill_container(id: &str) -> anyhow::Result<()> {
+    for process in std::fs::read_dir("/proc")?.flatten() {
+        let groups = std::fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
+        let pid = process.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
+        if let (true, Some(pid)) = (groups.contains(id), pid) {
+            kill_process(pid, Signal::KILL)?;
+        }
+    }
+    Ok(())
+}
