@@ -73,8 +73,11 @@ impl World {
                 gone_after: Duration::from_secs(30),
                 led_for: lasted(led_since),
             };
-            let verdict = pod.see(|seen| backstop::decide(seen, agent, lasted(changed), LONGEST, now));
-            if pod.see(Seen::is_open) || matches!(verdict, backstop::Verdict::Open(_)) {
+            let opened = pod.see(|seen| {
+                let verdict = backstop::decide(seen, agent, lasted(changed), LONGEST, now);
+                seen.is_open() || matches!(verdict, backstop::Verdict::Open(_))
+            });
+            if opened {
                 return Some(second);
             }
         }
