@@ -81,7 +81,8 @@ fn moves(events: &[AuditEvent]) -> Vec<(Timestamp, Timestamp, String)> {
             begun.insert(app, event.stage_timestamp);
         } else if event.is_about("pods", "status") {
             let conditions = event.response_at("/status/conditions").and_then(Value::as_array);
-            let ready = conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True");
+            let is = |c: &Value, key: &str, value: &str| c.get(key).and_then(Value::as_str) == Some(value);
+            let ready = conditions.into_iter().flatten().any(|c| is(c, "type", "Ready") && is(c, "status", "True"));
             let on_spot =
                 event.response_at("/spec/nodeName").and_then(Value::as_str).is_some_and(|n| n.starts_with("spot-"));
             if ready && on_spot {
@@ -99,7 +100,7 @@ async fn five_hundred_workloads_are_moved_in_turn_within_the_cap() -> anyhow::Re
     const OLD: usize = 450;
     const YOUNG: usize = 50;
     // Fewer than the workers, who must not pass it together.
-    const CAP: usize = 4;
+    const CAP: usize = 8;
     let cluster = roomy_cluster().await?;
     let namespace = cluster.namespace("many").await?;
     let deployments: Api<Deployment> = namespace.api();
@@ -131,7 +132,7 @@ async fn five_hundred_workloads_are_moved_in_turn_within_the_cap() -> anyhow::Re
     cluster.wait_for_list(&pods, watcher::Config::default(), "all on on-demand", 2 * SOON, on("od-")).await?;
 
     let config =
-        format!("controller: {{workers: 10}}\nspread: {{cooldown: 1s, maxMoves: {CAP}, movesPerSecond: 40}}\n");
+        format!("controller: {{workers: 16}}\nspread: {{cooldown: 1s, maxMoves: {CAP}, movesPerSecond: 40}}\n");
     let groundcrew = Groundcrew::builder(&cluster).config_yaml(&config).start().await?;
     let scene = Scene { cluster, groundcrew, namespace };
     // Those that come later have to wait for those that were wrong before them.
