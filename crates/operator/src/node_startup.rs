@@ -302,6 +302,9 @@ async fn reconcile(key: &Key, shared: &Arc<Shared>, context: &Context, metrics: 
         return Ok(Next::After(SOON));
     }
     let Some(node) = nodes.get(key) else { return Ok(Next::Change) };
+    if !shared.rules().concern(&node.taints) {
+        return Ok(Next::Change);
+    }
     let act = |node: NodeFacts| async move { act(&node, heard, shared, context, metrics).await };
     let outcome = apply::settle((*node).clone(), act, || read(&key.name, context)).await?;
     match outcome {
