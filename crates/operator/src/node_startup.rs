@@ -64,16 +64,17 @@ pub const ROW: Row = Row {
     start,
 };
 
+/// Beyond what [`cleanup`] may do at any time.
 fn permissions(_: &Config) -> Vec<PolicyRule> {
     let policies = ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"];
     vec![
-        rule("", &["nodes"], &["get", "list", "watch", "patch"], &[]),
+        rule("", &["nodes"], &["get", "watch"], &[]),
         rule("", &["pods"], &["list", "watch"], &[]),
         rule("apps", &["daemonsets"], &["list", "watch"], &[]),
-        rule("groundcrew.io", &["nodestartuprules"], &["list", "watch", "patch"], &[]),
+        rule("groundcrew.io", &["nodestartuprules"], &["watch"], &[]),
         rule("groundcrew.io", &["nodestartuprules/status"], &["patch"], &[]),
         // Their names follow the rules' names, which nobody knows beforehand.
-        rule("admissionregistration.k8s.io", &policies, &["list", "create", "patch", "delete"], &[]),
+        rule("admissionregistration.k8s.io", &policies, &["create", "patch"], &[]),
     ]
 }
 
