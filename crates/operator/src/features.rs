@@ -72,10 +72,8 @@ pub fn validators(context: &Context) -> Vec<Box<dyn Validator>> {
 /// What the features may do in the whole cluster; one that is off may still undo what it did while it was on.
 #[must_use]
 pub fn permissions(config: &Config) -> Vec<PolicyRule> {
-    let mut rules: Vec<PolicyRule> = enabled(config).flat_map(|row| (row.permissions)(config)).collect();
-    if !config.node_startup.enabled {
-        rules.extend(node_startup::cleanup::permissions());
-    }
+    let mut rules = node_startup::cleanup::permissions();
+    rules.extend(enabled(config).flat_map(|row| (row.permissions)(config)));
     rules
 }
 

@@ -64,16 +64,17 @@ pub const ROW: Row = Row {
     start,
 };
 
+/// Beyond what [`cleanup`] may do at any time.
 fn permissions(_: &Config) -> Vec<PolicyRule> {
     let policies = ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"];
     vec![
-        rule("", &["nodes"], &["get", "list", "watch", "patch"], &[]),
+        rule("", &["nodes"], &["get", "watch"], &[]),
         rule("", &["pods"], &["list", "watch"], &[]),
         rule("apps", &["daemonsets"], &["list", "watch"], &[]),
-        rule("groundcrew.io", &["nodestartuprules"], &["list", "watch", "patch"], &[]),
+        rule("groundcrew.io", &["nodestartuprules"], &["watch"], &[]),
         rule("groundcrew.io", &["nodestartuprules/status"], &["patch"], &[]),
         // Their names follow the rules' names, which nobody knows beforehand.
-        rule("admissionregistration.k8s.io", &policies, &["list", "create", "patch", "delete"], &[]),
+        rule("admissionregistration.k8s.io", &policies, &["create", "patch"], &[]),
     ]
 }
 
@@ -302,6 +303,9 @@ async fn reconcile(key: &Key, shared: &Arc<Shared>, context: &Context, metrics: 
         return Ok(Next::After(SOON));
     }
     let Some(node) = nodes.get(key) else { return Ok(Next::Change) };
+    if !shared.rules().concern(&node.taints) {
+        return Ok(Next::Change);
+    }
     let act = |node: NodeFacts| async move { act(&node, heard, shared, context, metrics).await };
     let outcome = apply::settle((*node).clone(), act, || read(&key.name, context)).await?;
     match outcome {

@@ -15,7 +15,7 @@ use crate::selector::{Misfit, Selector};
 use super::expression::{self, Expression};
 use super::facts::Named;
 use super::guard;
-use super::taint::{Effect, TaintSpec};
+use super::taint::{Effect, Taint, TaintSpec};
 
 /// Everything that `decide` follows.
 #[derive(Clone, Debug, Default)]
@@ -201,6 +201,12 @@ impl Rules {
     #[must_use]
     pub fn is_stopped(&self, rule: &Rule) -> bool {
         self.stopped.contains(&rule.name)
+    }
+
+    /// Whether there is anything to decide about a node with these taints; most nodes were released long ago.
+    #[must_use]
+    pub fn concern(&self, taints: &[Taint]) -> bool {
+        self.backfill || taints.iter().any(|taint| self.rules.iter().any(|rule| rule.taint.is(taint)))
     }
 
     /// Whether the rule wants a node with these labels held from its birth.

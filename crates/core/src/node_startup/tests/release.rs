@@ -45,6 +45,14 @@ fn a_node_without_the_taint_is_left_alone() {
     assert_eq!(verdict, Verdict::Leave(Leave::NotHeld));
 }
 
+#[test]
+fn only_held_nodes_are_worth_a_look_unless_idle_ones_are_tainted_late() {
+    let rules = built_in(&common());
+    let free = node("n").without(KEY);
+    assert!(rules.concern(&node("n").taints) && !rules.concern(&free.taints));
+    assert!(Rules { backfill: true, ..rules }.concern(&free.taints));
+}
+
 #[rstest]
 #[case::other_effect(KEY, "wait", "NoExecute")]
 #[case::other_value(KEY, "forever", "NoSchedule")]
