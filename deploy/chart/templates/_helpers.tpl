@@ -63,6 +63,9 @@ app.kubernetes.io/component: {{ first . }}
 - {key: {{ $startup.taintKey | quote }}, operator: Exists}
 {{- end }}
 {{- end }}
+{{- range $startup.operatorTolerates }}
+- {key: {{ . | quote }}, operator: Exists}
+{{- end }}
 {{- end }}
 {{- with .Values.operator.tolerations }}
 {{ toYaml . }}
