@@ -120,7 +120,7 @@ impl Gate {
 }
 
 async fn answer(State(shared): State<Shared>, Json(review): Json<Value>) -> Json<Value> {
-    let dry = review["request"]["dryRun"] == true;
+    let dry = review.pointer("/request/dryRun").is_some_and(|dry| dry == true);
     shared.asked.send_modify(|asked| if dry { asked.dry += 1 } else { asked.earnest += 1 });
     let mut answers = shared.answers.clone();
     let mine = |all: &Answers| if dry { all.dry } else { all.earnest };
@@ -131,6 +131,6 @@ async fn answer(State(shared): State<Shared>, Json(review): Json<Value>) -> Json
     };
     Json(json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "response": {"uid": review["request"]["uid"], "allowed": status.is_null(), "status": status},
+        "response": {"uid": review.pointer("/request/uid"), "allowed": status.is_null(), "status": status},
     }))
 }
