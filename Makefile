@@ -13,7 +13,7 @@ HELM_ARGS ?=
 # The host name by which the API server calls the webhook.
 WEBHOOK_HOST ?= groundcrew-webhook.$(NAMESPACE).svc
 CERTS ?= _certs
-SAMPLES ?= warmup-http.yaml sizing/template.yaml sizing/daemonset.yaml
+SAMPLES ?= warmup/http.yaml sizing/template.yaml sizing/daemonset.yaml
 
 .DEFAULT_GOAL := help
 

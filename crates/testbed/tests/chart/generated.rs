@@ -135,6 +135,10 @@ fn the_chart_is_of_the_release_of_the_code() -> anyhow::Result<()> {
     }
     let makefile = read(&repository().join("Makefile"))?;
     assert!(makefile.contains(concat!("IMG ?= groundcrew:", env!("CARGO_PKG_VERSION"), "\n")), "IMG in the Makefile");
+    let samples = makefile.lines().find_map(|line| line.strip_prefix("SAMPLES ?= ")).context("no SAMPLES")?;
+    for sample in samples.split(' ') {
+        assert!(repository().join("deploy/samples").join(sample).is_file(), "{sample} of SAMPLES is gone");
+    }
     Ok(())
 }
 

@@ -203,7 +203,7 @@ async fn spreads(cluster: &Cluster, namespace: &TestNamespace) -> anyhow::Result
 
 async fn warms(cluster: &Cluster, namespace: &TestNamespace) -> anyhow::Result<()> {
     admission_knows_the_agent(namespace).await?;
-    let mut objects = sample("warmup-http.yaml")?;
+    let mut objects = sample("warmup/http.yaml")?;
     let template = &mut objects[0]["spec"]["template"];
     template["metadata"]["annotations"]["kube-booster.io/warmup-duration"] = json!("3s");
     // Fake nodes have fake servers.

@@ -88,7 +88,7 @@ const WITHOUT_HELM: [&str; 4] =
 #[case::observing(json!({"spread": {"mode": "observe"}}))]
 #[case::no_webhook(json!({"webhook": {"enabled": false}}))]
 #[case::no_metrics(json!({"metrics": {"enabled": false}}))]
-#[case::phases(json!({"nodeStartup": {"enabled": true, "phases": [
+#[case::phases(json!({"nodeStartup": {"enabled": true, "operatorTolerates": ["example.com/gpu"], "phases": [
     "preinit", "initializing", {"name": "disk", "taintKey": "a.b/disk", "initLabel": "role=disk"}]}}))]
 #[tokio::test]
 async fn the_chart_and_the_manifests_are_the_same_objects(#[case] file: Value) -> anyhow::Result<()> {
@@ -114,8 +114,8 @@ fn granted(objects: &[Value]) -> BTreeSet<(String, [String; 4])> {
 }
 
 #[rstest]
-// It keeps what it takes to release the nodes it held while it was on.
-#[case("nodeStartup", &["mutatingadmissionpolicies/create", "nodestartuprules/status"], &[])]
+// What it keeps is for taking back what it did while it was on.
+#[case("nodeStartup", &["mutatingadmissionpolicies/create", "nodestartuprules/watch", "nodestartuprules/status"], &[])]
 #[case("sizing", &["flexdaemonsettemplates", "pods/resize"], &[])]
 #[case("spread", &["pods/eviction", "poddisruptionbudgets"], &[])]
 #[case("timestamp", &[], &[])]

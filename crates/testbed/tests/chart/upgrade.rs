@@ -44,7 +44,7 @@ async fn versions_change_in_either_order_without_a_failed_create_and_a_cold_boot
 async fn up_and_back(installation: &Installation<'_>, namespace: &TestNamespace) -> anyhow::Result<()> {
     let cluster = installation.cluster;
     admission_knows_the_agent(namespace).await?;
-    let mut web = sample("warmup-http.yaml")?;
+    let mut web = sample("warmup/http.yaml")?;
     let template = &mut web[0]["spec"]["template"];
     template["metadata"]["annotations"]["kube-booster.io/warmup-duration"] = json!("2s");
     template["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": real_node(cluster)?});
