@@ -54,7 +54,12 @@ async fn only_custom_resources_and_what_users_made_are_left() -> anyhow::Result<
     cluster.wait_for(&webhooks, "groundcrew", "registered", SOON, |_| true).await?;
     let rule = json!({"apiVersion": "groundcrew.io/v1alpha1", "kind": "NodeStartupRule", "metadata": {"name": "kept"},
         "spec": {"taint": {"key": "example.com/not-ready"}, "evidence": {"daemonSets": [{"name": "a", "namespace": "b"}]}}});
-    create(&cluster.client(), rule).await?;
+    // The leader has applied the definition; when it is served is up to the API server.
+    let deadline = tokio::time::Instant::now() + SOON;
+    while let Err(error) = create(&cluster.client(), rule.clone()).await {
+        anyhow::ensure!(tokio::time::Instant::now() < deadline, "rules are never served: {error:#}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 
     // Whoever still runs would put everything back, so that is said and nothing is half done.
     let (done, said) = cleanup(&cluster).await?;

@@ -132,6 +132,23 @@ impl Entry {
         }
     }
 
+    /// Deployments and StatefulSets that are written and fulfil `condition`: their author may be warned, never refused.
+    #[must_use]
+    pub fn workload_written(feature: Feature, condition: impl Into<String>, namespaces: Namespaces) -> Self {
+        Self {
+            kind: Kind::Validating,
+            path: "/validate",
+            rules: vec![Rule {
+                groups: vec!["apps"],
+                versions: vec!["v1"],
+                resources: vec!["deployments", "statefulsets"],
+                operations: vec!["CREATE", "UPDATE"],
+                scope: "Namespaced",
+            }],
+            ..Self::pod_created(feature, condition, namespaces)
+        }
+    }
+
     pub fn name(&self) -> String {
         format!("{}{DOMAIN}", self.slug())
     }

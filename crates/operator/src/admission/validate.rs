@@ -28,6 +28,12 @@ pub struct Judged<'a> {
     pub operations: &'a [&'static str],
 }
 
+impl Judged<'static> {
+    /// What [`Entry::workload_written`](super::registration::Entry::workload_written) sends.
+    pub const WORKLOADS: Self =
+        Self { group: "apps", kinds: &["Deployment", "StatefulSet"], operations: &["CREATE", "UPDATE"] };
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Told to whoever made the request.

@@ -2,6 +2,7 @@
 //!
 //! # Guarantees
 //! - A write starts only under a permit of the lease and has ended, or is given up, five seconds later.
+//! - Once sent it is seen through, even if nobody waits for its outcome any more.
 //! - It is sent once. Nothing below retries it: an eviction refused now must not land minutes later.
 //! - It carries the uid and, where it was decided on a state, the resourceVersion or a `test` of it.
 //! - The server is told the same deadline. It retries an eviction that meets a conflict for ten seconds on its own, and
@@ -27,6 +28,7 @@ use prometheus_client::registry::Registry;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::sleep;
+use tracing::Instrument;
 
 pub use super::leadership::DEADLINE;
 use super::leadership::Leadership;
@@ -236,7 +238,10 @@ impl Writer {
     async fn attempt(&self, target: &Target, write: &Write) -> Result<Outcome, WriteError> {
         let Some(permit) = self.leadership.permit(write.deadline()) else { return Ok(Outcome::NotLeader) };
         let request = bounded(request(target, write)?, permit.left())?;
-        let answer = permit.run(self.client.request::<Written>(request)).await;
+        let client = self.client.clone();
+        // In a task of its own: whoever is cancelled while waiting, as on the way out, does not abandon it half way.
+        let sent = tokio::spawn(async move { permit.run(client.request::<Written>(request)).await }.in_current_span());
+        let answer = sent.await.map_err(|_| WriteError::Timeout)?;
         match answer.map_err(|_| WriteError::Timeout)? {
             Ok(written) => Ok(Outcome::Done(written.metadata.resource_version)),
             Err(kube::Error::Api(status)) => judge(write, status),

@@ -6,28 +6,14 @@ use groundcrew_core::pod::MetaView;
 use groundcrew_core::spread::rule;
 use serde::Deserialize;
 
-use crate::admission::registration::{Entry, FailurePolicy, Kind, Namespaces, Rule};
+use crate::admission::registration::{Entry, Namespaces};
 use crate::admission::validate::{Judged, Refusal, Validator};
 
 /// Workloads that name the opt-in key, whatever its value.
 pub fn entry(namespaces: Namespaces) -> Entry {
     let names = |map: &str| format!("has(object.metadata.{map}) && '{SPREAD_ENABLED}' in object.metadata.{map}");
-    Entry {
-        feature: Feature::Spread.name(),
-        kind: Kind::Validating,
-        path: "/validate",
-        rules: vec![Rule {
-            groups: vec!["apps"],
-            versions: vec!["v1"],
-            resources: vec!["deployments", "statefulsets"],
-            operations: vec!["CREATE", "UPDATE"],
-            scope: "Namespaced",
-        }],
-        condition: Some(format!("({}) || ({})", names("annotations"), names("labels"))),
-        namespaces,
-        objects: None,
-        failure_policy: FailurePolicy::Ignore,
-    }
+    let condition = format!("({}) || ({})", names("annotations"), names("labels"));
+    Entry::workload_written(Feature::Spread, condition, namespaces)
 }
 
 /// Reads the rule as the controller will.
@@ -46,7 +32,7 @@ impl Validator for RuleReader {
     }
 
     fn judges(&self) -> Judged<'static> {
-        Judged { group: "apps", kinds: &["Deployment", "StatefulSet"], operations: &["CREATE", "UPDATE"] }
+        Judged::WORKLOADS
     }
 
     fn validate(&self, object: &str) -> Result<(), Refusal> {

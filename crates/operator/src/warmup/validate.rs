@@ -6,7 +6,7 @@ use groundcrew_core::pod::PodView;
 use groundcrew_core::warmup::admission;
 use serde::Deserialize;
 
-use crate::admission::registration::{Entry, FailurePolicy, Kind, Namespaces, Rule};
+use crate::admission::registration::{Entry, Namespaces};
 use crate::admission::validate::{Judged, Refusal, Validator};
 
 /// Workloads whose pods name the opt-in key, whatever its value.
@@ -14,22 +14,7 @@ pub(super) fn entry(namespaces: Namespaces) -> Entry {
     let annotations = "object.spec.template.metadata.annotations";
     let named =
         format!("has(object.spec.template.metadata) && has({annotations}) && '{}' in {annotations}", keys::WARMUP);
-    Entry {
-        feature: Feature::Warmup.name(),
-        kind: Kind::Validating,
-        path: "/validate",
-        rules: vec![Rule {
-            groups: vec!["apps"],
-            versions: vec!["v1"],
-            resources: vec!["deployments", "statefulsets"],
-            operations: vec!["CREATE", "UPDATE"],
-            scope: "Namespaced",
-        }],
-        condition: Some(named),
-        namespaces,
-        objects: None,
-        failure_policy: FailurePolicy::Ignore,
-    }
+    Entry::workload_written(Feature::Warmup, named, namespaces)
 }
 
 /// Reads the annotations as admission of the pods and the agent will.
@@ -54,7 +39,7 @@ impl Validator for TemplateReader {
     }
 
     fn judges(&self) -> Judged<'static> {
-        Judged { group: "apps", kinds: &["Deployment", "StatefulSet"], operations: &["CREATE", "UPDATE"] }
+        Judged::WORKLOADS
     }
 
     fn validate(&self, object: &str) -> Result<(), Refusal> {

