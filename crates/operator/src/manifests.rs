@@ -139,10 +139,10 @@ fn definition_rules(config: &Config) -> Vec<PolicyRule> {
 fn own_namespace_rules() -> Vec<PolicyRule> {
     vec![
         rule("coordination.k8s.io", &["leases"], &["create"], &[]),
-        rule("coordination.k8s.io", &["leases"], &["get", "update", "patch"], &[NAME]),
+        rule("coordination.k8s.io", &["leases"], &["get", "patch"], &[NAME]),
         rule("", &["secrets", "configmaps"], &["create"], &[]),
         rule("", &["configmaps"], &["get", "patch"], &[WEBHOOK_RECORD, NODE_STARTUP_RECORD]),
-        rule("", &["configmaps"], &["get", "list", "watch", "patch"], &[SPREAD_MEMORY]),
+        rule("", &["configmaps"], &["list", "watch", "patch"], &[SPREAD_MEMORY]),
         rule("", &["secrets"], &["get", "list", "watch", "patch"], &[CERTIFICATE_SECRET]),
     ]
 }

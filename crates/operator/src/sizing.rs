@@ -32,7 +32,7 @@ pub const ROW: Row = Row {
     permissions: |config| {
         let group = "flexdaemonsets.xai";
         let mut rules = vec![
-            rule(group, &["flexdaemonsettemplates"], &["get", "list", "watch"], &[]),
+            rule(group, &["flexdaemonsettemplates"], &["list", "watch"], &[]),
             rule(group, &["flexdaemonsettemplates/status"], &["patch"], &[]),
             rule("apps", &["daemonsets"], &["list", "watch"], &[]),
             rule("", &["nodes", "pods"], &["list", "watch"], &[]),

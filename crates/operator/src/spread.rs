@@ -48,11 +48,13 @@ pub const ROW: Row = Row {
     feature: Feature::Spread,
     enabled: |config| config.spread.enabled,
     permissions: |config| {
-        let read = &["get", "list", "watch"];
+        let (read, follow) = (&["get", "list", "watch"], &["list", "watch"]);
         let mut rules = vec![
-            manifests::rule("apps", &["deployments", "statefulsets", "replicasets"], read, &[]),
-            manifests::rule("", &["pods", "nodes", "namespaces"], read, &[]),
-            manifests::rule("policy", &["poddisruptionbudgets"], read, &[]),
+            manifests::rule("apps", &["deployments", "statefulsets"], read, &[]),
+            manifests::rule("apps", &["replicasets"], follow, &[]),
+            manifests::rule("", &["nodes"], read, &[]),
+            manifests::rule("", &["pods", "namespaces"], follow, &[]),
+            manifests::rule("policy", &["poddisruptionbudgets"], follow, &[]),
         ];
         if enforces(&config.spread) {
             rules.push(manifests::rule("", &["pods"], &["patch"], &[]));

@@ -57,7 +57,7 @@ pub fn agent_leases() -> String {
 }
 
 fn permissions(_: &Config) -> Vec<PolicyRule> {
-    vec![rule("", &["pods"], &["get", "list", "watch"], &[]), rule("", &["pods/status"], &["patch"], &[])]
+    vec![rule("", &["pods"], &["list", "watch"], &[]), rule("", &["pods/status"], &["patch"], &[])]
 }
 
 fn entry(namespaces: Namespaces) -> Entry {

@@ -243,7 +243,7 @@ impl Drop for Cluster {
         if std::thread::panicking() {
             self.dump();
         }
-        if let Err(error) = ledger::keep(&self.info.audit_log) {
+        if let Err(error) = ledger::keep(&self.info.dir, &self.info.audit_log) {
             dump::say(&format!("what groundcrew did could not be recorded: {error:#}"));
         }
         self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).stop();

@@ -2,6 +2,7 @@
 
 pub mod ledger;
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -72,9 +73,15 @@ pub(crate) async fn grant(cluster: &Cluster, start: &Start<'_>) -> anyhow::Resul
     };
     let user = format!("{USER}:{}:{fingerprint}", part.account());
     let client = cluster.client();
-    for mut object in objects::documents(&printed)? {
+    let all = objects::documents(&printed)?;
+    // Not among the objects of a clean-up, whose namespace is there since the installation.
+    for name in all.iter().filter_map(|object| object.pointer("/metadata/namespace")).collect::<HashSet<_>>() {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        create_missing(&client, namespace).await?;
+    }
+    for mut object in all.clone() {
         match object.get("kind").and_then(Value::as_str) {
-            Some("Namespace" | "Lease") => create_missing(&client, object).await?,
+            Some("Lease") => create_missing(&client, object).await?,
             Some("ClusterRole" | "Role") => {
                 rename(&mut object, &fingerprint)?;
                 apply(&client, object).await?;
@@ -92,10 +99,10 @@ pub(crate) async fn grant(cluster: &Cluster, start: &Start<'_>) -> anyhow::Resul
             _ => {}
         }
     }
-    let all = objects::documents(&printed)?;
     for object in &all {
         in_force(&client, &user, part, &all, object).await?;
     }
+    ledger::note(&cluster.info().dir, &user, &printed)?;
     cluster.kubeconfig_for(&user, &[])
 }
 

@@ -58,6 +58,23 @@ async fn sigterm_makes_it_unready_first_gives_the_lease_back_and_ends_in_time() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_somebody_deleted_is_made_anew() -> anyhow::Result<()> {
+    let cluster = Cluster::start(Layer::Api).await?;
+    let groundcrew = Groundcrew::builder(&cluster).start().await?;
+    groundcrew.wait_metric("groundcrew_leader 1", SOON).await?;
+    let leases: Api<Lease> = Api::namespaced(cluster.client(), "groundcrew-system");
+    let old = leases.get("groundcrew").await?;
+    leases.delete("groundcrew", &Default::default()).await?;
+    let held = |lease: &Lease| {
+        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
+        lease.metadata.uid != old.metadata.uid && holder.is_some_and(|holder| !holder.is_empty())
+    };
+    cluster.wait_for(&leases, "groundcrew", "held again", SOON, held).await?;
+    groundcrew.wait_metric("groundcrew_leader 1", SOON).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn spans_reach_a_collector() -> anyhow::Result<()> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use groundcrew_testbed::objects::{PodExt, pod};
 use groundcrew_testbed::{AuditEvent, Cluster, Groundcrew, GroundcrewBuilder, Layer};
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
@@ -111,13 +111,17 @@ async fn a_deleted_configuration_stays_deleted_across_restarts_and_says_so() -> 
 #[tokio::test(flavor = "multi_thread")]
 async fn turned_off_means_taken_away_and_turned_on_means_back_at_once() -> anyhow::Result<()> {
     let cluster = Cluster::start(Layer::Api).await?;
-    let mut running = groundcrew(&cluster, "on").start().await?;
+    // Warm-up looks at workloads, too, so there is a configuration of each kind.
+    let mut running = groundcrew(&cluster, "on").env("GROUNDCREW_WARMUP__ENABLED", "true").start().await?;
     let (configurations, _) = registered(&cluster).await?;
+    let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client());
+    cluster.wait_for(&validating, NAME, "the validating webhook is registered", SOON, |_| true).await?;
     running.terminate().await?;
     assert!(configurations.get_opt(NAME).await?.is_some(), "a restart is no reason to unregister");
 
     let mut off = groundcrew(&cluster, "webhook-off").arg("--enable-webhook=false").start().await?;
     cluster.wait_gone(&configurations, NAME, SOON).await?;
+    cluster.wait_gone(&validating, NAME, SOON).await?;
     off.terminate().await?;
     let mut running = groundcrew(&cluster, "on-again").start().await?;
     registered(&cluster).await?;

@@ -30,7 +30,7 @@ pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
 #[must_use]
 pub fn rights(namespace: &str) -> Vec<Value> {
     let cluster = vec![
-        rule("", &["pods"], &["get", "list", "watch"], &[]),
+        rule("", &["pods"], &["list", "watch"], &[]),
         rule("", &["pods/status"], &["patch"], &[]),
         rule("kube-booster.io", &["warmupconfigs"], &["get"], &[]),
         rule("events.k8s.io", &["events"], &["create", "patch"], &[]),

@@ -23,18 +23,11 @@ const VARIABLE: &str = "GROUNDCREW_RIGHTS_DIR";
 /// All features, each with everything that asks for a right of its own.
 const EVERYTHING: &str = "nodeStartup: {enabled: true, denyUntolerated: true}\n";
 
+/// Where a cluster keeps what its users may do.
+const NOTES: &str = "rights";
+
 /// The program in whose name rights are used, as it calls itself.
 const AGENT: &str = "groundcrew/";
-
-/// Rights to these are for single objects; names of all others are many and tell nothing.
-const NAMED: [&str; 6] = [
-    "secrets",
-    "configmaps",
-    "leases",
-    "mutatingwebhookconfigurations",
-    "validatingwebhookconfigurations",
-    "customresourcedefinitions",
-];
 
 /// One thing a part did.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -50,8 +43,22 @@ struct Use {
     forbidden: bool,
 }
 
+/// Writes down what a user of this cluster may do.
+pub(crate) fn note(cluster: &Path, user: &str, manifests: &str) -> anyhow::Result<()> {
+    let directory = cluster.join(NOTES);
+    fs::create_dir_all(&directory)?;
+    Ok(fs::write(directory.join(user), manifests)?)
+}
+
+/// Whether the user has this right, as far as anybody noted.
+fn has(cluster: &Path, user: &str, one: &Use) -> bool {
+    let noted = fs::read_to_string(cluster.join(NOTES).join(user)).ok();
+    let rights = noted.and_then(|text| rights_of(&objects::documents(&text).ok()?).ok());
+    rights.is_some_and(|rights| rights.iter().any(|right| right.covers(one)))
+}
+
 /// Keeps what the audit log shows of groundcrew's parts.
-pub(crate) fn keep(audit_log: &Path) -> anyhow::Result<()> {
+pub(crate) fn keep(cluster: &Path, audit_log: &Path) -> anyhow::Result<()> {
     let Some(directory) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from) else {
         return Ok(());
     };
@@ -74,7 +81,8 @@ pub(crate) fn keep(audit_log: &Path) -> anyhow::Result<()> {
         }
     }
     // An API server that has just started refuses everything until it has read the roles.
-    let refused = refused.difference(&done).map(|(_, one)| Use { forbidden: true, ..one.clone() });
+    let refused = refused.difference(&done).filter(|(user, one)| !has(cluster, user, one));
+    let refused = refused.map(|(_, one)| Use { forbidden: true, ..one.clone() });
     let used: BTreeSet<Use> = refused.chain(done.iter().map(|(_, one)| one.clone())).collect();
     fs::create_dir_all(&directory)?;
     let file = directory.join(format!("{:016x}.json", ports::random()));
@@ -97,7 +105,9 @@ fn uses(event: &AuditEvent) -> Vec<Use> {
     }
     let resource =
         if about.subresource.is_empty() { about.resource } else { format!("{}/{}", about.resource, about.subresource) };
-    let name = if NAMED.contains(&resource.as_str()) { about.name } else { String::new() };
+    // Single objects are named in rules only if they are our own; names of all others are many and tell nothing.
+    let ours = about.name.starts_with(USER) || resource == "customresourcedefinitions";
+    let name = if ours { about.name } else { String::new() };
     let (group, namespace) = (about.api_group, about.namespace);
     let one = Use { account, verb: event.verb.clone(), group, resource, namespace, name, forbidden: false };
     // Some verbs stand for another that is needed as well but never logged.
