@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use groundcrew::node_startup::crd::NodeStartupRule;
 use groundcrew_testbed::objects::{PodExt, create, pod};
 use groundcrew_testbed::{Cluster, Groundcrew, Layer};
 use k8s_openapi::api::admissionregistration::v1::{MutatingAdmissionPolicy, MutatingWebhookConfiguration};
@@ -61,6 +62,9 @@ async fn only_custom_resources_and_what_users_made_are_left() -> anyhow::Result<
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 
+    let rules: Api<NodeStartupRule> = Api::all(cluster.client());
+    cluster.wait_for(&rules, "kept", "known to the operator", SOON, |rule| !rule.finalizers().is_empty()).await?;
+
     // Whoever still runs would put everything back, so that is said and nothing is half done.
     let (done, said) = cleanup(&cluster).await?;
     assert!(!done && said.contains("still runs"), "{said}");
@@ -86,8 +90,7 @@ async fn only_custom_resources_and_what_users_made_are_left() -> anyhow::Result<
     let installed = ["Namespace ", "ClusterRole ", "ClusterRoleBinding ", "Role ", "RoleBinding "];
     left.retain(|object| !(installed.iter().any(|kind| object.starts_with(kind)) && object.contains("groundcrew")));
     assert_eq!(left, BTreeSet::from(["Node /fresh".to_owned(), "NodeStartupRule /kept".to_owned()]));
-    let rule = everything(&cluster.client()).await?;
-    assert!(rule.contains("NodeStartupRule /kept"));
+    assert!(rules.get("kept").await?.finalizers().is_empty(), "nobody is left to let the rule go");
     assert_eq!(pods.get("mine").await?.uid(), mine.uid());
 
     let (again, said) = cleanup(&cluster).await?;
