@@ -116,6 +116,8 @@ fn uses(event: &AuditEvent) -> Vec<Use> {
         "patch" if event.code() == 201 => Some("create"),
         // Lists are streamed; a server that cannot do that is asked for a plain one.
         "watch" => Some("list"),
+        // Whether an event is told again, as a series, is a matter of time.
+        "create" if one.resource == "events" => Some("patch"),
         _ => None,
     };
     let implied = implied.map(|verb| Use { verb: verb.to_owned(), ..one.clone() });
