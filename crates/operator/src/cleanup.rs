@@ -28,12 +28,11 @@ use crate::cli::Settings;
 use crate::manifests::{
     CERTIFICATE_SECRET, DEFAULT_NAMESPACE, NAME, NODE_STARTUP_RECORD, SPREAD_MEMORY, WEBHOOK_RECORD,
 };
-use crate::run::runtime;
+use crate::run::{WATCH_TIMEOUT, runtime};
 use crate::runtime::client::{self, Clients};
 use crate::telemetry::Telemetry;
 use crate::{node_startup, warmup};
 
-const WATCH_TIMEOUT: Duration = Duration::from_secs(45);
 const CALL: Duration = Duration::from_secs(10);
 /// Pods get 20 seconds to end; a lease whose holder died runs out in 15.
 const STOPPED: Duration = Duration::from_secs(60);

@@ -3,14 +3,12 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
 use groundcrew_core::config;
-use groundcrew_testbed::objects::{PodExt, pod};
+use groundcrew_testbed::objects::{PodExt, apply, pod};
 use groundcrew_testbed::{Cluster, Image, Layer};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
-use kube::discovery;
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
@@ -25,21 +23,11 @@ fn stamp(pod: &Pod) -> Option<&String> {
 /// What `groundcrew manifests` prints, applied as kubectl would.
 async fn install(client: &Client, image: &str) -> anyhow::Result<()> {
     let config = config::load(Value::Null, vec![])?;
-    for mut object in groundcrew::manifests::objects(&config, NAMESPACE, image) {
-        if object["kind"] == "Deployment" {
-            object["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] = json!("Never");
-        }
-        let object: DynamicObject = serde_json::from_value(object)?;
-        let kind = object.types.as_ref().context("no kind")?.try_into()?;
-        let (resource, capabilities) = discovery::pinned_kind(client, &kind).await?;
-        let api: Api<DynamicObject> = match capabilities.scope {
-            discovery::Scope::Cluster => Api::all_with(client.clone(), &resource),
-            discovery::Scope::Namespaced => Api::namespaced_with(client.clone(), NAMESPACE, &resource),
-        };
-        let name = object.name_any();
-        api.patch(&name, &PatchParams::apply("kubectl").force(), &Patch::Apply(&object)).await.context(name)?;
+    let mut all = groundcrew::manifests::objects(&config, NAMESPACE, image);
+    for object in all.iter_mut().filter(|object| object["kind"] == "Deployment") {
+        object["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] = json!("Never");
     }
-    Ok(())
+    apply(client, NAMESPACE, all).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,11 +11,10 @@ use tokio::time::timeout;
 
 use super::{Facts, Pod};
 use crate::cli::Settings;
-use crate::run::runtime;
+use crate::run::{WATCH_TIMEOUT, runtime};
 use crate::runtime::apply::{self, Metrics, Outcome, Write, Writer};
 use crate::runtime::client::{self, Clients};
 
-const WATCH_TIMEOUT: Duration = Duration::from_secs(45);
 const CALL: Duration = Duration::from_secs(30);
 const PAGE: u32 = 500;
 

@@ -9,8 +9,7 @@ use groundcrew_testbed::objects::{PodExt, pod};
 use groundcrew_testbed::{Cluster, Groundcrew};
 use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod, PodCondition};
 use kube::ResourceExt;
-use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
-use kube::discovery;
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -206,17 +205,5 @@ pub async fn warnings(cluster: &Cluster, collection: &str, object: &Value) -> an
 
 /// Applies objects as kubectl would.
 pub async fn apply(cluster: &Cluster, namespace: &str, objects: Vec<Value>) -> anyhow::Result<()> {
-    let client = cluster.client();
-    for object in objects {
-        let object: DynamicObject = serde_json::from_value(object)?;
-        let kind = object.types.as_ref().context("no kind")?.try_into()?;
-        let (resource, capabilities) = discovery::pinned_kind(&client, &kind).await?;
-        let api: Api<DynamicObject> = match capabilities.scope {
-            discovery::Scope::Cluster => Api::all_with(client.clone(), &resource),
-            discovery::Scope::Namespaced => Api::namespaced_with(client.clone(), namespace, &resource),
-        };
-        let name = object.name_any();
-        api.patch(&name, &PatchParams::apply("kubectl").force(), &Patch::Apply(&object)).await.context(name)?;
-    }
-    Ok(())
+    groundcrew_testbed::objects::apply(&cluster.client(), namespace, objects).await
 }
