@@ -14,7 +14,8 @@ const TOKENS: [&str; 20] = [
 ];
 
 fn seeds(target: &str) -> Vec<String> {
-    let directory = format!("{}/../../fuzz/seeds/{target}", env!("CARGO_MANIFEST_DIR"));
+    // Relative to the package: a build that clones share may have been compiled in another one.
+    let directory = format!("../../fuzz/seeds/{target}");
     let mut paths: Vec<_> = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path()).collect();
     paths.sort();
     paths.iter().map(|path| std::fs::read_to_string(path).unwrap()).collect()

@@ -46,8 +46,8 @@ const GRACE: Duration = Duration::from_secs(2);
 const LAST_TASKS: Duration = Duration::from_secs(7);
 /// Of the webhook server, inside [`LAST_TASKS`].
 const DRAIN: Duration = Duration::from_secs(5);
-/// Half-open watches are found after this and a little more; short enough to matter, long enough to be cheap.
-pub(crate) const WATCH_TIMEOUT: Duration = Duration::from_secs(45);
+/// Half-open watches are found after this and a little more, so that caches are right again within 30 s.
+pub(crate) const WATCH_TIMEOUT: Duration = Duration::from_secs(20);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a feature gets to work with.

@@ -14,6 +14,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use futures::future::join_all;
 use futures::{StreamExt, TryStreamExt};
 use groundcrew_testbed::{Cluster, Groundcrew, Layer};
@@ -40,6 +41,59 @@ fn resident(pid: u32) -> (u64, u64) {
     (of("VmRSS:"), of("RssAnon:"))
 }
 
+/// Pods that come in groups, and how long after its last response each gate was open.
+struct Wave {
+    pods: usize,
+    group: usize,
+    /// From one group to the next, besides the time it takes to create them.
+    pause: Duration,
+    warmup: [(&'static str, &'static str); 2],
+}
+
+impl Wave {
+    async fn run(&self, pods: &Api<Pod>) -> anyhow::Result<Vec<Duration>> {
+        let servers = join_all((0..self.pods).map(|_| Server::start())).await;
+        let servers = servers.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+        let opened = tokio::spawn(opened(pods.clone(), self.pods));
+        for (i, group) in servers.chunks(self.group).enumerate() {
+            let made = group.iter().enumerate().map(|(j, server)| {
+                let name = format!("p{}", i * self.group + j);
+                async move { up(pods, asking(&name, server, &self.warmup)).await }
+            });
+            join_all(made).await.into_iter().collect::<anyhow::Result<()>>()?;
+            tokio::time::sleep(self.pause).await;
+        }
+        let opened = tokio::time::timeout(Duration::from_secs(240), opened).await???;
+        let delay = |(i, server): (usize, &Server)| Some(*opened.get(&format!("p{i}"))? - server.hits().last()?.at);
+        let mut delays: Vec<Duration> = servers.iter().enumerate().filter_map(delay).collect();
+        delays.sort_unstable();
+        Ok(delays)
+    }
+}
+
+/// When the gate of each of so many pods was seen open.
+async fn opened(pods: Api<Pod>, count: usize) -> anyhow::Result<HashMap<String, Instant>> {
+    let mut seen: HashMap<String, Instant> = HashMap::new();
+    let mut events = watcher(pods, watcher::Config::default()).applied_objects().boxed();
+    while seen.len() < count {
+        let pod = events.try_next().await?.context("the watch ended")?;
+        if is_open(&pod) {
+            seen.entry(pod.name_any()).or_insert_with(Instant::now);
+        }
+    }
+    Ok(seen)
+}
+
+fn tell(delays: &[Duration]) {
+    let at = |q: f64| delays[((delays.len() - 1) as f64 * q) as usize];
+    println!(
+        "gate open after the last response, as a watcher sees it: p50 {:?} p99 {:?} max {:?}",
+        at(0.5),
+        at(0.99),
+        at(1.0)
+    );
+}
+
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let cluster = Cluster::start(Layer::Api).await?;
@@ -51,53 +105,29 @@ async fn main() -> anyhow::Result<()> {
     let (all, own) = resident(pid);
     println!("agent idle: {all} KiB resident, {own} of them its own");
 
-    let namespace = cluster.namespace("bench").await?;
-    let pods: Api<Pod> = namespace.api();
-    let servers = join_all((0..PODS).map(|_| Server::start())).await.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-    let opened = tokio::spawn({
-        let pods = pods.clone();
-        async move {
-            let mut seen: HashMap<String, Instant> = HashMap::new();
-            let mut events = watcher(pods, watcher::Config::default()).applied_objects().boxed();
-            while let Some(pod) = events.try_next().await? {
-                if is_open(&pod) {
-                    seen.entry(pod.name_any()).or_insert_with(Instant::now);
-                }
-                if seen.len() == PODS {
-                    break;
-                }
-            }
-            anyhow::Ok(seen)
+    let few = Wave {
+        pods: 200,
+        group: 1,
+        pause: Duration::from_millis(100),
+        warmup: [("requests", "10"), ("duration", "1s")],
+    };
+    let namespace = cluster.namespace("few").await?;
+    println!("one pod after the other, about ten a second:");
+    tell(&few.run(&namespace.api()).await?);
+
+    let namespace = cluster.namespace("many").await?;
+    let many = Wave { pods: PODS, group: 25, pause: Duration::ZERO, warmup: [("requests", "30"), ("duration", "30s")] };
+    let (started, mut most) = (Instant::now(), (0, 0));
+    let pods = namespace.api();
+    let mut run = std::pin::pin!(many.run(&pods));
+    let delays = loop {
+        match tokio::time::timeout(Duration::from_millis(200), &mut run).await {
+            Ok(delays) => break delays?,
+            Err(_) => most = most.max(resident(pid)),
         }
-    });
-    let started = Instant::now();
-    for (i, chunk) in servers.chunks(25).enumerate() {
-        let made = chunk.iter().enumerate().map(|(j, server)| {
-            let (pods, name) = (pods.clone(), format!("p{}", i * 25 + j));
-            async move { up(&pods, asking(&name, server, &[("requests", "30"), ("duration", "30s")])).await }
-        });
-        join_all(made).await.into_iter().collect::<anyhow::Result<()>>()?;
-    }
-    let mut most = (0, 0);
-    while !opened.is_finished() && started.elapsed() < Duration::from_secs(240) {
-        most = most.max(resident(pid));
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
-    let opened = opened.await??;
-    let mut delays: Vec<Duration> = servers
-        .iter()
-        .enumerate()
-        .filter_map(|(i, server)| Some(*opened.get(&format!("p{i}"))? - server.hits().last()?.at))
-        .collect();
-    delays.sort_unstable();
-    let at = |q: f64| delays[((delays.len() - 1) as f64 * q) as usize];
-    println!("{PODS} pods at once: {} open after {:?}", opened.len(), started.elapsed());
-    println!(
-        "gate open after the last response, as a watcher sees it: p50 {:?} p99 {:?} max {:?}",
-        at(0.5),
-        at(0.99),
-        at(1.0)
-    );
+    };
+    println!("{PODS} pods at once: all open after {:?}", started.elapsed());
+    tell(&delays);
     println!("agent with {PODS} warm-ups: {} KiB resident at most, {} of them its own", most.0, most.1);
     Ok(())
 }

@@ -49,7 +49,7 @@ pub use image::Image;
 pub use kubeconfig::client as client_for;
 pub use kwok::KwokNode;
 pub use layer::Layer;
-pub use locate::groundcrew as groundcrew_program;
+pub use locate::{groundcrew as groundcrew_program, repository};
 pub use node::is_ready_and_free;
 pub use ports::{free_port, free_ports};
 pub use protocol::{ClusterInfo, NodeInfo, Part};

@@ -1,4 +1,4 @@
-//! Finds the programs of this workspace: they lie next to one another in cargo's target directory.
+//! Finds the programs of this workspace, which lie next to one another in cargo's target directory, and its files.
 
 use std::path::{Path, PathBuf};
 
@@ -15,6 +15,13 @@ pub(crate) fn testbed() -> anyhow::Result<PathBuf> {
 /// It is not built.
 pub fn groundcrew() -> anyhow::Result<PathBuf> {
     sibling("groundcrew", "GROUNDCREW_BIN")
+}
+
+/// The checkout a test runs in, which is not always the one it was compiled in: clones may share a target directory.
+#[must_use]
+pub fn repository() -> PathBuf {
+    let here = std::env::current_dir().unwrap_or_default();
+    here.ancestors().find(|place| place.join("Cargo.lock").is_file()).map(Path::to_owned).unwrap_or_default()
 }
 
 fn sibling(name: &str, variable: &str) -> anyhow::Result<PathBuf> {

@@ -97,7 +97,7 @@ fn daemon_set(name: &str, template: Option<&str>) -> DaemonSet {
 
 /// The objects of a sample file.
 fn sample(file: &str) -> Vec<Value> {
-    let path = format!("{}/../../deploy/samples/sizing/{file}", env!("CARGO_MANIFEST_DIR"));
+    let path = groundcrew_testbed::repository().join("deploy/samples/sizing").join(file);
     let text = std::fs::read_to_string(path).expect("a sample");
     let documents = text.split("\n---\n").map(serde_saphyr::from_str::<Value>);
     documents.collect::<Result<_, _>>().expect("YAML")

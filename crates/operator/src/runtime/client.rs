@@ -26,7 +26,7 @@ use watchful::watchful;
 pub const AGENT: &str = concat!("groundcrew/", env!("CARGO_PKG_VERSION"));
 
 /// Longer than any server-side watch we ask for, so that only a dead connection reaches it.
-const WATCH_READ_SLACK: Duration = Duration::from_secs(10);
+const WATCH_READ_SLACK: Duration = Duration::from_secs(5);
 /// A connect that takes longer eats the whole deadline of a write.
 const CONNECT: Duration = Duration::from_secs(4);
 /// Also bounds how long an idle connection of unknown health stays in the pool.

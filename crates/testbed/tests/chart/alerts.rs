@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::Context;
-use groundcrew_testbed::{Cluster, Groundcrew, Helm, Layer};
+use groundcrew_testbed::{Cluster, Groundcrew, Helm, Layer, repository};
 use serde_json::{Value, json};
 
-use crate::support::{read, render, repository};
+use crate::support::{read, render};
 
 /// Words that name a metric of ours.
 fn metrics_in(text: &str) -> BTreeSet<String> {

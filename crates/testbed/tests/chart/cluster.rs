@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use anyhow::Context;
 use groundcrew_testbed::objects::{create, documents};
-use groundcrew_testbed::{Cluster, Helm, Image, TestNamespace};
+use groundcrew_testbed::{Cluster, Helm, Image, TestNamespace, repository};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::support::{HOME, RELEASE, chart, read, repository};
+use crate::support::{HOME, RELEASE, chart, read};
 
 pub const PATIENCE: Duration = Duration::from_secs(180);
 pub const GATE: &str = "kube-booster.io/warmup-ready";

@@ -6,9 +6,10 @@ use anyhow::Context;
 use groundcrew::{cleanup, manifests};
 use groundcrew_core::config;
 use groundcrew_testbed::objects::documents;
+use groundcrew_testbed::repository;
 use serde_json::{Value, json};
 
-use crate::support::{chart, committed, default_values, features, read, repository, set, title};
+use crate::support::{chart, committed, default_values, features, read, set, title};
 
 /// Replaced by the release's namespace when the chart is rendered.
 const NAMESPACE: &str = "@namespace@";

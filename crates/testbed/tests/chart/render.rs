@@ -1,12 +1,11 @@
 //! What helm renders: kept as goldens, equal to `groundcrew manifests`, and never more than a feature needs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use anyhow::Context;
 use groundcrew::{cleanup, manifests};
 use groundcrew_core::config;
-use groundcrew_testbed::Helm;
+use groundcrew_testbed::{Helm, repository};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -43,7 +42,7 @@ fn everything() -> Value {
 #[case("own-certificate", json!({"certificates": {"secretName": "my-certificate"}}))]
 #[tokio::test]
 async fn the_render_is_the_committed_one(#[case] name: &str, #[case] values: Value) -> anyhow::Result<()> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/chart/goldens").join(format!("{name}.yaml"));
+    let path = repository().join("crates/testbed/tests/chart/goldens").join(format!("{name}.yaml"));
     committed(&path, &template(&Helm::ensure()?, &values).await?)
 }
 

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use anyhow::Context;
 use groundcrew_core::config;
-use groundcrew_testbed::Helm;
+use groundcrew_testbed::{Helm, repository};
 use serde_json::{Value, json};
 
-use crate::support::{chart, default_values, read, render, repository, set, template};
+use crate::support::{chart, default_values, read, render, set, template};
 
 /// Set by the chart itself: they have to agree with its Service, ports and volumes.
 const OF_THE_CHART: [&str; 5] =

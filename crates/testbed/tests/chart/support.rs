@@ -4,16 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use groundcrew_testbed::Helm;
 use groundcrew_testbed::objects::documents;
+use groundcrew_testbed::{Helm, repository};
 use serde_json::{Value, json};
 
 pub const HOME: &str = "groundcrew-system";
 pub const RELEASE: &str = "groundcrew";
-
-pub fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 pub fn chart() -> PathBuf {
     repository().join("deploy/chart")

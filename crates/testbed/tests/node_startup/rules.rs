@@ -42,7 +42,7 @@ fn carries(node: &k8s_openapi::api::core::v1::Node, key: &str) -> bool {
 
 /// The documents of a sample, without those of kinds that need more than an API server.
 fn sample(name: &str) -> anyhow::Result<Vec<Value>> {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/samples/node_startup").join(name);
+    let path = groundcrew_testbed::repository().join("deploy/samples/node_startup").join(name);
     let text = std::fs::read_to_string(path)?;
     groundcrew_testbed::objects::documents(&text)
 }

@@ -121,7 +121,7 @@ async fn samples_apply(cluster: &Cluster, namespace: &str) -> anyhow::Result<()>
 }
 
 fn directory() -> PathBuf {
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/samples/warmup").into()
+    groundcrew_testbed::repository().join("deploy/samples/warmup")
 }
 
 fn sample(file: &str) -> anyhow::Result<Vec<Value>> {
