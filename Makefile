@@ -46,6 +46,10 @@ lint: ## Formatting, clippy, dependency rules
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check bans licenses sources; \
 	else echo "cargo-deny is not installed: dependency rules not checked"; fi
 
+fuzz: ## Fuzz the parser of endpoints for a minute; needs a nightly compiler and cargo-fuzz
+	mkdir -p fuzz/corpus/endpoint
+	$(CARGO) +nightly fuzz run -s none endpoint fuzz/corpus/endpoint fuzz/seeds/endpoint -- -max_total_time=60
+
 fmt: ## Format the code
 	$(CARGO) fmt --all
 
