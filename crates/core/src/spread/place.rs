@@ -220,8 +220,8 @@ mod tests {
 
         #[test]
         fn replicas_that_see_each_other_late_miss_the_split_of_a_burst_by_less_than_a_pod_each(
-            share in shares(), late in 0usize..200,
-            routes in (2usize..=5).prop_flat_map(|replicas| prop::collection::vec(0..replicas, 1..200)),
+            share in shares(), late in 0usize..100,
+            routes in (2usize..=5).prop_flat_map(|replicas| prop::collection::vec(0..replicas, 1..100)),
         ) {
             let replicas = routes.iter().max().map_or(1, |last| last + 1);
             let total = u32::try_from(routes.len()).unwrap();

@@ -30,9 +30,14 @@ fn pod(placed: Placed) -> Arc<PodFacts> {
 }
 
 fn place(index: &Index, wanted: u32, now: Timestamp, kept: bool) -> Placed {
-    index.place("rs", Some(wanted), now, kept, |p| p.assigned, |peers, credit| {
-        next(SHARE, Some(wanted), peers, None, credit)
-    })
+    index.place(
+        "rs",
+        Some(wanted),
+        now,
+        kept,
+        |p| p.assigned,
+        |peers, credit| next(SHARE, Some(wanted), peers, None, credit),
+    )
 }
 
 /// While no size is known.
@@ -73,7 +78,9 @@ fn a_dry_run_leaves_no_trace() {
     let placed = place(&index, 10, NOW, true);
     index.update(&key("a"), Some(pod(placed)));
     let rest = |dry_runs: usize| {
-        (0..dry_runs).for_each(|_| drop(place(&index, 10, NOW, false)));
+        for _ in 0..dry_runs {
+            let _ = place(&index, 10, NOW, false);
+        }
         index.lock().groups["rs"].credit
     };
     assert_eq!(rest(0), rest(7));
