@@ -1,8 +1,12 @@
 //! The class of a new pod, and its place in the order of its revision.
 //!
-//! Guarantees: pods placed one after the other make the split of every prefix; whatever the start, once neither class
-//! has too many the split ends exact. Ranks are the slots of that order, so that removing the highest ranks first leaves
-//! a prefix, which is exact again.
+//! Guarantees: pods placed one after the other end at the split of the size that is wanted, or of every prefix while no
+//! size is known; whatever the start, once neither class has too many the split ends exact. Ranks are the slots of the
+//! order of `Share::class_of`, so that removing the highest ranks first leaves a prefix, which is exact again.
+//!
+//! Several replicas of the webhook may place pods of one burst and see each other's late. So none makes good at once
+//! what it sees missing, for all would: each gives spot the share that is left to it of the pods that are still to
+//! come. What nobody has seen yet was placed by the same share and does not change it.
 
 use super::Class;
 use super::split::{Share, Split};
@@ -21,18 +25,39 @@ pub struct Placed {
     pub rank: u32,
 }
 
-/// Places one more pod of a ReplicaSet; in a drought no more than `spot_cap` may be on spot.
+/// The part of a pod on spot that one replica of the webhook has not given to a revision yet, in [`Credit::WHOLE`]ths.
+///
+/// Starting at nothing errs towards on-demand: of `k` replicas that see nothing of each other each may hold back less
+/// than one pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Credit(u64);
+
+impl Credit {
+    const WHOLE: u64 = 1 << 32;
+
+    /// Adds `part` of `whole`, less than one; whether that makes a whole pod.
+    fn add(&mut self, part: u32, whole: u32) -> bool {
+        self.0 += u64::from(part) * Self::WHOLE / u64::from(whole.max(1));
+        let full = self.0 >= Self::WHOLE;
+        self.0 -= if full { Self::WHOLE } else { 0 };
+        full
+    }
+}
+
+/// Places one more pod of a ReplicaSet that wants so many; in a drought no more than `spot_cap` may be on spot.
 #[must_use]
-pub fn next(share: Share, peers: &[Peer], spot_cap: Option<u32>) -> Placed {
-    let total = u32::try_from(peers.len()).unwrap_or(u32::MAX - 1).min(u32::MAX - 1) + 1;
-    let spot = count(peers).spot;
-    let wanted = share.split(total).spot.min(spot_cap.unwrap_or(u32::MAX));
-    let class = if spot < wanted { Class::Spot } else { Class::OnDemand };
+pub fn next(share: Share, wanted: Option<u32>, peers: &[Peer], spot_cap: Option<u32>, credit: &mut Credit) -> Placed {
+    let there = u32::try_from(peers.len()).unwrap_or(u32::MAX).min(u32::MAX - 1);
+    let aim = wanted.unwrap_or(0).max(there + 1);
+    let to_come = aim - there;
+    let missing = share.split(aim).spot.min(spot_cap.unwrap_or(u32::MAX)).saturating_sub(count(peers).spot);
+    let spot = missing >= to_come || (missing > 0 && credit.add(missing, to_come));
+    let class = if spot { Class::Spot } else { Class::OnDemand };
     let taken: std::collections::BTreeSet<u32> = peers.iter().filter_map(|p| p.rank).collect();
     let free = |rank: &u32| !taken.contains(rank);
-    // With as many slots as pods one is always free; it is of this class unless a drought or a move mixed them.
-    let own = (1..=total).filter(free).find(|rank| share.class_of(*rank) == class);
-    let rank = own.or_else(|| (1..=total).rfind(free)).unwrap_or(total);
+    // With at least as many slots as pods one is always free; it is of this class unless a drought or a move mixed them.
+    let own = (1..=aim).filter(free).find(|rank| share.class_of(*rank) == class);
+    let rank = own.or_else(|| (1..=aim).rfind(free)).unwrap_or(aim);
     Placed { class, rank }
 }
 
@@ -97,11 +122,19 @@ mod tests {
 
     use super::*;
 
+    fn peer(placed: Placed) -> Peer {
+        Peer { class: placed.class, rank: Some(placed.rank) }
+    }
+
     fn grow(share: Share, peers: &mut Vec<Peer>, to: u32) {
+        let mut credit = Credit::default();
         while peers.len() < to as usize {
-            let placed = next(share, peers, None);
-            peers.push(Peer { class: placed.class, rank: Some(placed.rank) });
+            peers.push(peer(next(share, Some(to), peers, None, &mut credit)));
         }
+    }
+
+    fn place_one(share: Share, peers: &[Peer], spot_cap: Option<u32>) -> Placed {
+        next(share, None, peers, spot_cap, &mut Credit::default())
     }
 
     /// What a ReplicaSet does among pods equally ready.
@@ -125,8 +158,8 @@ mod tests {
     fn in_a_drought_no_more_go_to_spot_than_are_there() {
         let share = Share { percentage: 100, floor: 0 };
         let peers = [Peer { class: Class::Spot, rank: Some(1) }];
-        assert_eq!(next(share, &peers, Some(1)).class, Class::OnDemand);
-        assert_eq!(next(share, &peers, Some(2)).class, Class::Spot);
+        assert_eq!(place_one(share, &peers, Some(1)).class, Class::OnDemand);
+        assert_eq!(place_one(share, &peers, Some(2)).class, Class::Spot);
         assert_eq!(ordinal(share, 4, &peers, Some(1)), Placed { class: Class::OnDemand, rank: 5 });
         assert_eq!(ordinal(share, 4, &peers, None), Placed { class: Class::Spot, rank: 5 });
     }
@@ -134,12 +167,26 @@ mod tests {
     #[test]
     fn ranks_given_twice_are_told_apart_and_excess_goes_last() {
         let share = Share { percentage: 50, floor: 0 };
-        let peer = |class, rank| Peer { class, rank: Some(rank) };
+        let peer = |class, rank| peer(Placed { class, rank });
         // Order: on-demand, spot, on-demand, spot.
         let twice = [peer(Class::OnDemand, 1), peer(Class::OnDemand, 1), peer(Class::Spot, 2), peer(Class::Spot, 2)];
         assert_eq!(reorder(share, &twice), [(1, 3), (3, 4)]);
         let three = [peer(Class::Spot, 2), peer(Class::Spot, 4), peer(Class::Spot, 1), peer(Class::OnDemand, 1)];
         assert_eq!(reorder(share, &three), [(2, 5)]);
+    }
+
+    /// Replicas of the webhook that share a burst, each pod by the one that `routes` names; each sees a pod of another
+    /// only when `late` more were placed.
+    fn shared_burst(share: Share, routes: &[usize], late: usize) -> Split {
+        let mut pods: Vec<Peer> = Vec::new();
+        let mut credits = [Credit::default(); 5];
+        for (at, me) in routes.iter().enumerate() {
+            let seen = pods.iter().enumerate().filter(|(by, _)| routes[*by] == *me || by + late < at);
+            let seen: Vec<Peer> = seen.map(|(_, peer)| *peer).collect();
+            let wanted = u32::try_from(routes.len()).unwrap();
+            pods.push(peer(next(share, Some(wanted), &seen, None, &mut credits[*me])));
+        }
+        count(&pods)
     }
 
     fn shares() -> impl Strategy<Value = Share> {
@@ -160,6 +207,26 @@ mod tests {
                 prop_assert_eq!(count(&peers), share.split(to));
                 prop_assert!(reorder(share, &peers).is_empty());
             }
+        }
+
+        #[test]
+        fn pods_placed_one_by_one_make_the_split_of_every_prefix_while_no_size_is_known(share in shares()) {
+            let mut peers = Vec::new();
+            for total in 1..60 {
+                peers.push(peer(place_one(share, &peers, None)));
+                prop_assert_eq!(count(&peers), share.split(total));
+            }
+        }
+
+        #[test]
+        fn replicas_that_see_each_other_late_miss_the_split_of_a_burst_by_less_than_a_pod_each(
+            share in shares(), late in 0usize..100,
+            routes in (2usize..=5).prop_flat_map(|replicas| prop::collection::vec(0..replicas, 1..100)),
+        ) {
+            let replicas = routes.iter().max().map_or(1, |last| last + 1);
+            let total = u32::try_from(routes.len()).unwrap();
+            let (is, should) = (shared_burst(share, &routes, late), share.split(total));
+            prop_assert!((is.spot.abs_diff(should.spot) as usize) < replicas, "{is:?} instead of {should:?}");
         }
 
         #[test]
@@ -187,12 +254,16 @@ mod tests {
         }
 
         #[test]
-        fn a_rank_is_free_and_within_the_pods(share in shares(), classes in classes(), cap in prop::option::of(0u32..20)) {
+        fn a_rank_is_free_and_within_the_pods(
+            share in shares(), classes in classes(),
+            wanted in prop::option::of(0u32..50), cap in prop::option::of(0u32..20),
+        ) {
             let mut peers: Vec<Peer> = Vec::new();
+            let mut credit = Credit::default();
             for class in classes {
-                let placed = next(share, &peers, cap);
+                let placed = next(share, wanted, &peers, cap, &mut credit);
                 prop_assert!(peers.iter().all(|p| p.rank != Some(placed.rank)));
-                prop_assert!(placed.rank as usize <= peers.len() + 1);
+                prop_assert!(placed.rank as usize <= (peers.len() + 1).max(wanted.unwrap_or(0) as usize));
                 // Whatever class it really lands on.
                 peers.push(Peer { class, rank: Some(placed.rank) });
             }

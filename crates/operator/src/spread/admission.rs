@@ -35,7 +35,7 @@ impl PodFeature for Placer {
 struct Origin {
     kind: Kind,
     facts: Arc<WorkloadFacts>,
-    /// How many pods the revision wants, where that is known.
+    /// How many pods the revision wants; a StatefulSet's order needs no size.
     wanted: Option<u32>,
 }
 
@@ -76,8 +76,8 @@ impl Placer {
             let (class, leaving) = shared.standing(pod);
             (!pod.terminating && !leaving).then_some(class)
         };
-        let place = |peers: &[place::Peer]| match index {
-            None => place::next(rule.share, peers, cap),
+        let place = |peers: &[place::Peer], credit: &mut place::Credit| match index {
+            None => place::next(rule.share, origin.wanted, peers, cap, credit),
             Some(index) => place::ordinal(rule.share, index, peers, cap),
         };
         let placed = shared.index.place(owner.uid.as_str(), origin.wanted, review.now, kept, counts, place);
@@ -119,7 +119,9 @@ impl Placer {
                     let hash = review.pod.metadata.labels.value("pod-template-hash")?;
                     let name = owner.name.as_str().strip_suffix(hash)?.strip_suffix('-')?;
                     let facts = shared.deployments.get(&key(name))?;
-                    return Some(Origin { kind: Kind::Deployment, facts, wanted: None });
+                    // However it begins, that is the size it grows to.
+                    let wanted = Some(facts.standing.replicas);
+                    return Some(Origin { kind: Kind::Deployment, facts, wanted });
                 };
                 let facts = shared.deployments.get(&key(&set.deployment))?;
                 let wanted = Some(set.replicas);

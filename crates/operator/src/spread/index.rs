@@ -6,14 +6,14 @@
 //!   ReplicaSet wants pods, which means that some creation failed.
 //!
 //! # Caveats
-//! Replicas of the webhook do not share reservations: each misses what the others admitted until the pods appear. What
-//! slips through is made good by the pods after it, or re-ranked or moved by the leader.
+//! Replicas of the webhook do not share reservations: each misses what the others admitted until the pods appear, and
+//! places by the share that is left (see `place::next`). What slips through is re-ranked or moved by the leader.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use groundcrew_core::spread::Class;
-use groundcrew_core::spread::place::{Peer, Placed};
+use groundcrew_core::spread::place::{Credit, Peer, Placed};
 use jiff::{SignedDuration, Timestamp};
 
 use super::objects::{Owner, PodFacts};
@@ -28,6 +28,7 @@ const ON_ITS_WAY: SignedDuration = SignedDuration::from_secs(1);
 struct Group {
     pods: HashMap<Key, Arc<PodFacts>>,
     reserved: Vec<(Placed, Timestamp)>,
+    credit: Credit,
 }
 
 #[derive(Debug, Default)]
@@ -94,7 +95,7 @@ impl Index {
         now: Timestamp,
         kept: bool,
         class: impl Fn(&PodFacts) -> Option<Class>,
-        place: impl FnOnce(&[Peer]) -> Placed,
+        place: impl FnOnce(&[Peer], &mut Credit) -> Placed,
     ) -> Placed {
         let mut state = self.lock();
         let group = state.groups.entry(owner_uid.to_owned()).or_default();
@@ -102,8 +103,10 @@ impl Index {
         let pods = group.pods.values().filter_map(|p| Some(Peer { class: class(p)?, rank: p.rank }));
         let reserved = group.reserved.iter().map(|(placed, _)| Peer { class: placed.class, rank: Some(placed.rank) });
         let peers: Vec<Peer> = pods.chain(reserved).collect();
-        let placed = place(&peers);
+        let mut credit = group.credit;
+        let placed = place(&peers, &mut credit);
         if kept {
+            group.credit = credit;
             group.reserved.retain(|(other, _)| other.rank != placed.rank);
             group.reserved.push((placed, now));
         } else if group.pods.is_empty() && group.reserved.is_empty() {

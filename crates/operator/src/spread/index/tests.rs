@@ -30,7 +30,19 @@ fn pod(placed: Placed) -> Arc<PodFacts> {
 }
 
 fn place(index: &Index, wanted: u32, now: Timestamp, kept: bool) -> Placed {
-    index.place("rs", Some(wanted), now, kept, |p| p.assigned, |peers| next(SHARE, peers, None))
+    index.place(
+        "rs",
+        Some(wanted),
+        now,
+        kept,
+        |p| p.assigned,
+        |peers, credit| next(SHARE, Some(wanted), peers, None, credit),
+    )
+}
+
+/// While no size is known.
+fn serial(peers: &[Peer], credit: &mut Credit) -> Placed {
+    next(SHARE, None, peers, None, credit)
 }
 
 fn seconds(n: i64) -> SignedDuration {
@@ -62,6 +74,16 @@ fn a_dry_run_leaves_no_trace() {
     let first = place(&index, 3, NOW, false);
     assert_eq!(place(&index, 3, NOW, false), first);
     assert!(index.lock().groups.is_empty());
+    // Nor on what is there.
+    let placed = place(&index, 10, NOW, true);
+    index.update(&key("a"), Some(pod(placed)));
+    let rest = |dry_runs: usize| {
+        for _ in 0..dry_runs {
+            let _ = place(&index, 10, NOW, false);
+        }
+        index.lock().groups["rs"].credit
+    };
+    assert_eq!(rest(0), rest(7));
 }
 
 #[test]
@@ -71,7 +93,7 @@ fn a_creation_that_failed_is_forgotten_when_it_is_tried_again() {
     assert_eq!(place(&index, 1, NOW + seconds(2), true), first);
     // Without a ReplicaSet to compare with, it takes longer.
     let index = Index::default();
-    let again = |now| index.place("rs", None, now, true, |p| p.assigned, |peers| next(SHARE, peers, None)).rank;
+    let again = |now| index.place("rs", None, now, true, |p| p.assigned, serial).rank;
     assert_eq!((again(NOW), again(NOW + seconds(2)), again(NOW + seconds(40))), (1, 2, 1));
 }
 
@@ -92,9 +114,9 @@ fn a_pod_that_ends_does_not_take_away_the_place_reserved_for_its_successor() {
     let ends = |p: &PodFacts| (!p.terminating).then_some(Class::OnDemand);
     let ending = Arc::new(PodFacts { terminating: true, ..(*pod(placed)).clone() });
     index.update(&key("old"), Some(Arc::clone(&ending)));
-    let successor = index.place("rs", Some(1), NOW, true, ends, |peers| next(SHARE, peers, None));
+    let successor = index.place("rs", Some(1), NOW, true, ends, serial);
     assert_eq!(successor.rank, placed.rank);
     index.update(&key("old"), Some(ending));
-    let another = index.place("rs", Some(2), NOW, true, ends, |peers| next(SHARE, peers, None));
+    let another = index.place("rs", Some(2), NOW, true, ends, serial);
     assert_ne!(another.rank, placed.rank, "one place was given twice");
 }
