@@ -1,8 +1,9 @@
-//! Builds Kubernetes, etcd, kwok, containerd and helm from their Go modules, once per version.
+//! Builds Kubernetes, etcd, kwok, containerd, helm and cert-manager from their Go modules, once per version.
 //!
 //! ```text
 //! controlplane/*/go.mod ──► <cache>/bin/.build-*/  ──rename──► <cache>/bin/<versions>-<hash>/kube-apiserver …
 //!                                                              <cache>/bin/helm-<version>-<hash>/helm
+//!                                                              <cache>/bin/cert-manager-<version>-<hash>/cert-manager
 //! ```
 //!
 //! # Guarantees
@@ -69,6 +70,29 @@ const HELM: GoModule = GoModule {
 
 const HELM_VERSION: &str = "4.3.1";
 
+/// Its controllers in a program of ours: those of its own are in modules that no proxy serves.
+const CERT_MANAGER: GoModule = GoModule {
+    name: "cert-manager",
+    files: &[
+        ("go.mod", include_str!("../controlplane/cert-manager/go.mod")),
+        ("go.sum", include_str!("../controlplane/cert-manager/go.sum")),
+        ("main.go", include_str!("../controlplane/cert-manager/main.go")),
+    ],
+};
+
+const CERT_MANAGER_VERSION: &str = "1.21.2";
+
+/// Beside cert-manager's program; its module ships them, a cluster needs them first.
+const CERT_MANAGER_DEFINITIONS: &str = "definitions.yaml";
+
+/// Those that the controllers in our program watch.
+const CERT_MANAGER_DEFINITION_FILES: [&str; 4] = [
+    "cert-manager.io_certificaterequests.yaml",
+    "cert-manager.io_certificates.yaml",
+    "cert-manager.io_clusterissuers.yaml",
+    "cert-manager.io_issuers.yaml",
+];
+
 /// The parts of a cluster are cached together: containerd looks for its shim beside itself.
 const MODULES: [&GoModule; 2] = [&KUBERNETES, &CONTAINERD];
 
@@ -117,17 +141,38 @@ fn hash_of<'a>(modules: &[&GoModule], more: impl Iterator<Item = &'a str>) -> St
 
 /// Builds helm unless it is there, and tells where.
 pub(crate) fn build_helm(cache: &Path) -> anyhow::Result<PathBuf> {
+    let flags = format!("-s -w -X helm.sh/helm/v4/internal/version.version=v{HELM_VERSION}");
+    build_apart(cache, &HELM, HELM_VERSION, &flags, "helm.sh/helm/v4/cmd/helm", |_| Ok(None))
+}
+
+/// Builds cert-manager unless it is there, and tells where its program and its definitions are.
+pub(crate) fn build_cert_manager(cache: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
+    let program = build_apart(cache, &CERT_MANAGER, CERT_MANAGER_VERSION, "-s -w", ".", |sources| {
+        let module = ("github.com/cert-manager/cert-manager", "deploy/crds");
+        Ok(Some((CERT_MANAGER_DEFINITIONS, yaml_of(sources, module, &CERT_MANAGER_DEFINITION_FILES)?)))
+    })?;
+    let definitions = program.with_file_name(CERT_MANAGER_DEFINITIONS);
+    Ok((program, definitions))
+}
+
+/// Builds a module's one program, which has the module's name, into a directory of its own.
+fn build_apart(
+    cache: &Path,
+    module: &GoModule,
+    version: &str,
+    flags: &str,
+    package: &str,
+    beside: impl Fn(&Path) -> anyhow::Result<Option<Beside>>,
+) -> anyhow::Result<PathBuf> {
     let parent = cache.join("bin");
-    let dir = parent.join(format!("helm-{HELM_VERSION}-{}", hash_of(&[&HELM], std::iter::empty())));
-    let program = dir.join("helm");
+    let dir = parent.join(format!("{}-{version}-{}", module.name, hash_of(&[module], std::iter::empty())));
+    let program = dir.join(module.name);
     if program.is_file() {
         return Ok(program);
     }
     let _lock = lock(&parent, &dir)?;
     if !program.is_file() {
-        let flags = format!("-s -w -X helm.sh/helm/v4/internal/version.version=v{HELM_VERSION}");
-        let package = "helm.sh/helm/v4/cmd/helm".to_owned();
-        go_build(&parent, &dir, &HELM, &flags, &[("helm", package)], |_, _| Ok(()))?;
+        go_build(&parent, &dir, module, flags, &[(module.name, package.to_owned())], beside)?;
     }
     Ok(program)
 }
@@ -170,23 +215,24 @@ fn is_built(dir: &Path, program: Program) -> bool {
 
 fn build_group(scratch_parent: &Path, dir: &Path, module: &GoModule, group: &[Program]) -> anyhow::Result<()> {
     let programs: Vec<_> = group.iter().map(|program| (program.name(), program.package())).collect();
-    go_build(scratch_parent, dir, module, &linker_flags(), &programs, |sources, output| {
-        if group.contains(&Program::Kwok) {
-            fs::write(output.join(KWOK_STAGES), kwok_stages(sources)?)?;
-            fs::rename(output.join(KWOK_STAGES), dir.join(KWOK_STAGES))?;
-        }
-        Ok(())
+    go_build(scratch_parent, dir, module, &linker_flags(), &programs, |sources| {
+        let stages = group.contains(&Program::Kwok);
+        let stages = stages.then(|| yaml_of(sources, ("sigs.k8s.io/kwok", "kustomize/stage"), &KWOK_STAGE_FILES));
+        Ok(stages.transpose()?.map(|text| (KWOK_STAGES, text)))
     })
 }
 
-/// Builds programs, each a name and a package; `before` runs while their sources are still there.
+/// A file's name and text.
+type Beside = (&'static str, String);
+
+/// Builds programs, each a name and a package, and a file that is made from their sources to lie beside them.
 fn go_build(
     scratch_parent: &Path,
     dir: &Path,
     module: &GoModule,
     flags: &str,
     programs: &[(&str, String)],
-    before: impl Fn(&Path, &Path) -> anyhow::Result<()>,
+    beside: impl Fn(&Path) -> anyhow::Result<Option<Beside>>,
 ) -> anyhow::Result<()> {
     if programs.is_empty() {
         return Ok(());
@@ -207,7 +253,10 @@ fn go_build(
     go.args(["build", "-buildvcs=false", "-trimpath", "-ldflags", flags, "-o"]).arg(&output);
     go.args(programs.iter().map(|(_, package)| package));
     run(go)?;
-    before(&sources, &output)?;
+    if let Some((name, text)) = beside(&sources)? {
+        fs::write(output.join(name), text)?;
+        fs::rename(output.join(name), dir.join(name))?;
+    }
     for name in names {
         fs::rename(output.join(name), dir.join(name)).with_context(|| format!("go build made no {name}"))?;
     }
@@ -230,20 +279,20 @@ fn linker_flags() -> String {
     flags
 }
 
-fn kwok_stages(sources: &Path) -> anyhow::Result<String> {
+/// Files of a directory in a Go module, as one YAML file.
+fn yaml_of(sources: &Path, (module, directory): (&str, &str), files: &[&str]) -> anyhow::Result<String> {
     let mut go = go_command(sources);
-    go.args(["list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"]).stdout(Stdio::piped());
+    go.args(["list", "-m", "-f", "{{.Dir}}", module]).stdout(Stdio::piped());
     let listed = go.output().context("cannot run go")?;
-    let module = PathBuf::from(String::from_utf8(listed.stdout)?.trim());
-    let mut stages = String::new();
-    for file in KWOK_STAGE_FILES {
-        let path = module.join("kustomize/stage").join(file);
-        let text = fs::read_to_string(&path).with_context(|| format!("kwok's module lacks {file}"))?;
-        stages.push_str("---\n");
-        stages.push_str(&text);
-        stages.push('\n');
+    let place = PathBuf::from(String::from_utf8(listed.stdout)?.trim()).join(directory);
+    let mut all = String::new();
+    for file in files {
+        let text = fs::read_to_string(place.join(file)).with_context(|| format!("{module} lacks {file}"))?;
+        all.push_str("---\n");
+        all.push_str(&text);
+        all.push('\n');
     }
-    Ok(stages)
+    Ok(all)
 }
 
 fn go_command(sources: &Path) -> Command {
@@ -266,7 +315,9 @@ fn report(line: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{HELM, HELM_VERSION, KUBERNETES, KUBERNETES_VERSION, cache_key, linker_flags};
+    use super::{
+        CERT_MANAGER, CERT_MANAGER_VERSION, HELM, HELM_VERSION, KUBERNETES, KUBERNETES_VERSION, cache_key, linker_flags,
+    };
 
     #[test]
     fn key_names_the_version_and_is_stable() {
@@ -275,11 +326,15 @@ mod tests {
     }
 
     #[test]
-    fn module_requires_the_version_the_servers_will_report() {
-        let (_, go_mod) = KUBERNETES.files[0];
-        assert!(go_mod.contains(&format!("k8s.io/kubernetes v{KUBERNETES_VERSION}")));
+    fn modules_require_the_versions_that_programs_and_their_places_tell() {
+        for (module, required, version) in [
+            (&KUBERNETES, "k8s.io/kubernetes", KUBERNETES_VERSION),
+            (&HELM, "helm.sh/helm/v4", HELM_VERSION),
+            (&CERT_MANAGER, "github.com/cert-manager/cert-manager", CERT_MANAGER_VERSION),
+        ] {
+            let (_, go_mod) = module.files[0];
+            assert!(go_mod.contains(&format!("{required} v{version}")), "{required}");
+        }
         assert!(linker_flags().contains(&format!("gitVersion=v{KUBERNETES_VERSION}")));
-        let (_, go_mod) = HELM.files[0];
-        assert!(go_mod.contains(&format!("helm.sh/helm/v4 v{HELM_VERSION}")));
     }
 }

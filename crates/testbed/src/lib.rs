@@ -13,12 +13,14 @@
 
 mod assets;
 mod audit;
+mod cert_manager;
 mod cluster;
 mod dump;
 mod faulty;
 pub mod fetch;
 mod gobuild;
 mod groundcrew;
+mod handshake;
 mod helm;
 pub mod host;
 mod image;
@@ -40,10 +42,12 @@ mod wait;
 
 pub use assets::{Assets, Program, cache_dir};
 pub use audit::{AuditEvent, AuditObject, AuditUser};
+pub use cert_manager::CertManager;
 pub use cluster::{Cluster, TestNamespace};
 pub use faulty::FaultyApi;
 pub use gobuild::KUBERNETES_VERSION;
 pub use groundcrew::{Groundcrew, GroundcrewBuilder};
+pub use handshake::handshake;
 pub use helm::{Helm, Said};
 pub use image::Image;
 pub use kubeconfig::client as client_for;

@@ -11,7 +11,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use groundcrew_testbed::rights::ledger;
 use groundcrew_testbed::supervisor::{self, Options, leash};
-use groundcrew_testbed::{Assets, ClusterInfo, Helm, Image, Layer, host};
+use groundcrew_testbed::{Assets, CertManager, ClusterInfo, Helm, Image, Layer, host};
 
 #[derive(Parser)]
 #[command(name = "testbed", version, about)]
@@ -91,6 +91,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             let assets = Assets::ensure(layer)?;
             if layer == Layer::Nodes {
                 Helm::ensure()?;
+                CertManager::ensure()?;
             }
             println!("{}", assets.dir().display());
             Ok(())

@@ -20,12 +20,8 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::json;
-use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsConnector;
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -51,19 +47,7 @@ async fn registered(cluster: &Cluster) -> anyhow::Result<Configurations> {
 
 /// One handshake that trusts `bundle` alone; the certificate that was shown.
 async fn handshake(address: SocketAddr, bundle: &[u8]) -> anyhow::Result<Vec<u8>> {
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(bundle) {
-        roots.add(certificate?)?;
-    }
-    let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let socket = TcpStream::connect(address).await?;
-    let name = ServerName::from(address.ip());
-    let stream = timeout(SOON, TlsConnector::from(Arc::new(config)).connect(name, socket)).await??;
-    let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).context("no certificate")?;
-    Ok(shown.to_vec())
+    groundcrew_testbed::handshake(address, &address.ip().to_string(), bundle).await
 }
 
 /// Creates a pod that wants a stamp; whether the webhook gave it one.

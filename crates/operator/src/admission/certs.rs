@@ -30,6 +30,8 @@ pub enum Trust {
     External,
     /// These PEM certificates, all of them.
     Bundle(Arc<[u8]>),
+    /// These PEM certificates, unless somebody was asked to inject others: who keeps the files may keep `caBundle` too.
+    Offered(Arc<[u8]>),
 }
 
 /// A bundle seen in every webhook configuration of ours, and since when without a break.

@@ -210,7 +210,7 @@ impl Target {
 
     fn client_config(&self, path: &str, trust: &Trust) -> WebhookClientConfig {
         let ca_bundle = match trust {
-            Trust::Bundle(pem) => Some(ByteString(pem.to_vec())),
+            Trust::Bundle(pem) | Trust::Offered(pem) => Some(ByteString(pem.to_vec())),
             Trust::External | Trust::Unknown => None,
         };
         match self {

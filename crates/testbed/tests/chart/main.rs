@@ -3,6 +3,7 @@
 #![expect(clippy::print_stderr, reason = "what our pods said belongs to a failed test's output")]
 
 mod alerts;
+mod cert_manager;
 mod cluster;
 mod everything;
 mod generated;

@@ -171,6 +171,6 @@ impl Bundle {
             pem.extend_from_slice(before.trim_ascii_end());
             pem.push(b'\n');
         }
-        Some(Trust::Bundle(pem.into()))
+        Some(Trust::Offered(pem.into()))
     }
 }

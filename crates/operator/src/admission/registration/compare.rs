@@ -4,6 +4,26 @@
 
 use serde_json::{Map, Value};
 
+/// cert-manager injects a CA into objects that carry one of its annotations of this kind.
+const INJECTED: &str = "cert-manager.io/inject-";
+
+/// Where somebody was asked to inject `caBundle`, what is there is wanted: the injector hears of a new CA before our
+/// files change and keeps replaced ones in its own way, so the two of us would overwrite each other without end.
+pub(super) fn concede_injected(wanted: &mut Value, live: &Value) {
+    let annotations = live.pointer("/metadata/annotations").and_then(Value::as_object);
+    if !annotations.is_some_and(|annotations| annotations.keys().any(|key| key.starts_with(INJECTED))) {
+        return;
+    }
+    let Some(live) = live.get("webhooks").and_then(Value::as_array) else { return };
+    for entry in wanted.get_mut("webhooks").and_then(Value::as_array_mut).into_iter().flatten() {
+        let found = live.iter().find(|live| live.get("name") == entry.get("name"));
+        let injected = found.and_then(|live| live.pointer("/clientConfig/caBundle"));
+        if let (Some(injected), Some(bundle)) = (injected, entry.pointer_mut("/clientConfig/caBundle")) {
+            bundle.clone_from(injected);
+        }
+    }
+}
+
 /// The first place where `live` differs from `desired`, or where we own what we no longer want.
 pub(super) fn difference(live: &Value, desired: &Value, manager: &str) -> Option<String> {
     // Items of a list come without `apiVersion` and `kind`.

@@ -25,6 +25,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::compare::concede_injected;
 use super::object::{Live, Object, decode};
 use super::record::Record;
 use super::{Entry, Target, desired};
@@ -200,7 +201,15 @@ impl Keeper {
         let desired = desired(&self.settings.entries.borrow(), &self.settings.target, trust);
         let mutating = desired.mutating.map(serde_json::to_value).transpose()?;
         let validating = desired.validating.map(serde_json::to_value).transpose()?;
-        Ok([mutating, validating])
+        let mut wanted = [mutating, validating];
+        if matches!(trust, Trust::Offered(_)) {
+            for (object, wanted) in self.objects.iter().zip(wanted.iter_mut().flatten()) {
+                if let Live::There(live) = &object.live {
+                    concede_injected(wanted, &serde_json::to_value(live)?);
+                }
+            }
+        }
+        Ok(wanted)
     }
 
     /// Tells since when one bundle is in every entry we want.

@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::compare::difference;
+use super::compare::{concede_injected, difference};
 use super::*;
 
 fn pods() -> Vec<Rule> {
@@ -202,6 +202,24 @@ fn only_what_is_ours_is_compared() {
     assert!(same(&|live| live["webhooks"][0]["rules"].as_array_mut().unwrap().clear()).is_some());
     assert!(same(&|live| live["webhooks"].as_array_mut().unwrap().clear()).is_some());
     assert_eq!(same(&|live| live["metadata"]["managedFields"] = json!([])).as_deref(), Some("ownership"));
+}
+
+#[test]
+fn an_injected_bundle_is_left_alone_where_somebody_asked_for_it() {
+    let ours = mutating(&[entry("timestamp", "x", exempt()), entry("warmup", "y", exempt())]);
+    let mut theirs = live(&ours);
+    theirs["webhooks"][0]["clientConfig"]["caBundle"] = json!("eA==");
+    theirs["webhooks"].as_array_mut().unwrap().pop();
+    let conceded = |live: &Value| {
+        let mut wanted = ours.clone();
+        concede_injected(&mut wanted, live);
+        [0, 1].map(|at| wanted["webhooks"][at]["clientConfig"]["caBundle"].clone())
+    };
+    assert_eq!(conceded(&theirs), ["UEVN", "UEVN"], "nobody asked");
+    theirs["metadata"]["annotations"] = json!({ "cert-manager.io/inject-ca-from": "ops/hook" });
+    assert_eq!(conceded(&theirs), ["eA==", "UEVN"], "an entry that is not there yet has ours");
+    theirs["webhooks"][0]["clientConfig"].as_object_mut().unwrap().remove("caBundle");
+    assert_eq!(conceded(&theirs), ["UEVN", "UEVN"], "nothing is injected yet");
 }
 
 #[test]

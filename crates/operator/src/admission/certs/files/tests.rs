@@ -59,7 +59,7 @@ fn volume(directory: &Path, version: &str, leaf: &Minted, ca: &str) {
 }
 
 fn text(trust: &Trust) -> String {
-    let Trust::Bundle(pem) = trust else { panic!("no bundle: {trust:?}") };
+    let Trust::Offered(pem) = trust else { panic!("no bundle: {trust:?}") };
     String::from_utf8(pem.to_vec()).unwrap()
 }
 
