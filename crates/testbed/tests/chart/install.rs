@@ -46,6 +46,7 @@ async fn lifetime(installation: &Installation<'_>) -> anyhow::Result<()> {
     wait_ready(installation).await?;
     cluster.webhook_answers().await?;
     stamps(&namespace).await?;
+    samples_come_and_go(installation, &namespace).await?;
     sizes(cluster, &namespace).await?;
     spreads(cluster, &namespace).await?;
     warms(cluster, &namespace).await?;
@@ -146,24 +147,48 @@ async fn stamps(namespace: &TestNamespace) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// By the Makefile's targets, as they are. Nobody has their images, but admission sees their pods.
+async fn samples_come_and_go(installation: &Installation<'_>, namespace: &TestNamespace) -> anyhow::Result<()> {
+    admission_knows_the_agent(namespace).await?;
+    installation.make(&["deploy-samples"]).await?;
+    let pods: Api<Pod> = Api::namespaced(installation.cluster.client(), "default");
+    let is_gated = |pod: &Pod| pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.is_some());
+    wait_admitted(&pods, "app=web", is_gated).await?;
+    wait_admitted(&pods, "app=node-agent", is_sized).await?;
+    installation.make(&["undeploy-samples"]).await?;
+    let none = |pods: &[&Pod]| pods.is_empty();
+    let all = watcher::Config::default();
+    installation.cluster.wait_for_list(&pods, all, "the samples are gone", PATIENCE, none).await.map(drop)
+}
+
 async fn sizes(cluster: &Cluster, namespace: &TestNamespace) -> anyhow::Result<()> {
     create_sample(cluster, namespace, sample("sizing/template.yaml")?).await?;
     create_sample(cluster, namespace, sample("sizing/daemonset.yaml")?).await?;
-    let pods: Api<Pod> = namespace.api();
+    wait_admitted(&namespace.api(), "app=node-agent", is_sized).await
+}
+
+fn is_sized(pod: &Pod) -> bool {
+    let first = pod.spec.as_ref().and_then(|spec| spec.containers.first());
+    let requests = first.and_then(|container| container.resources.as_ref()?.requests.as_ref());
+    requests.is_some_and(|requests| requests.contains_key("cpu"))
+}
+
+/// There are pods with these labels, and admission did this to all of them. Replicas hear of a definition that is just
+/// made within seconds; a pod from before has to be made again.
+async fn wait_admitted(pods: &Api<Pod>, labels: &str, is_right: impl Fn(&Pod) -> bool) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let agents = pods.list(&ListParams::default().labels("app=node-agent")).await?.items;
-        let is_sized = |pod: &Pod| {
-            let first = pod.spec.as_ref()?.containers.first()?;
-            first.resources.as_ref()?.requests.as_ref()?.get("cpu").cloned()
-        };
-        if !agents.is_empty() && agents.iter().all(|pod| is_sized(pod).is_some()) {
+        let found = pods.list(&ListParams::default().labels(labels)).await?.items;
+        let wrong: Vec<_> = found.iter().filter(|pod| !is_right(pod)).collect();
+        if !found.is_empty() && wrong.is_empty() {
             return Ok(());
         }
-        anyhow::ensure!(Instant::now() < deadline, "sizing: no share in {agents:?}");
-        // Replicas hear of a definition that is just made within seconds; a pod from before has to be made again.
-        for pod in agents {
-            pods.delete(&pod.name_any(), &Default::default()).await?;
+        anyhow::ensure!(Instant::now() < deadline, "{labels}: not what it should be: {wrong:?}");
+        for pod in wrong {
+            match pods.delete(&pod.name_any(), &Default::default()).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                deleted => drop(deleted?),
+            }
         }
         sleep(Duration::from_secs(1)).await;
     }
