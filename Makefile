@@ -15,6 +15,25 @@ WEBHOOK_HOST ?= groundcrew-webhook.$(NAMESPACE).svc
 CERTS ?= _certs
 SAMPLES ?= warmup/http.yaml sizing/template.yaml sizing/daemonset.yaml
 
+# Which machines the image is for, this one unless told: amd64, arm64 or both. For another machine than this one,
+# `rustup target add` brings the standard library, and Debian's gcc-aarch64-linux-gnu or gcc-x86-64-linux-gnu a linker.
+HOST_ARCH := $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
+ARCH ?= $(HOST_ARCH)
+ifeq ($(HOST_ARCH),amd64)
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER ?= aarch64-linux-gnu-gcc
+else
+export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER ?= x86_64-linux-gnu-gcc
+endif
+TRIPLES = $(patsubst arm64,aarch64-unknown-linux-gnu,$(patsubst amd64,x86_64-unknown-linux-gnu,$(ARCH)))
+SHIPPED = $(addsuffix /ship/groundcrew,$(TRIPLES))
+# Of the sources in the image; says so when they were changed since.
+COMMIT ?= $(shell git describe --always --dirty --abbrev=12 --exclude='*')
+# Panic messages tell paths. Those of this machine are replaced, so that the same sources give the same bytes wherever
+# they lie; the last that fits counts.
+CARGO_HOME ?= $(HOME)/.cargo
+CARGO_TARGET_DIR ?= $(CURDIR)/target
+HIDDEN_PATHS = $(CARGO_HOME)=/cargo $(CURDIR)=/src $(abspath $(CARGO_TARGET_DIR))=/target
+
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -33,12 +52,23 @@ demo: build ## Stamp a pod on a real control plane and watch it happen
 	$(TESTBED) build --layer 2
 	$(CARGO) run -q -p groundcrew-testbed --example demo
 
-image: ## Write the image as an OCI archive, without a container engine
-	$(CARGO) build --locked --profile ship -p groundcrew
-	$(TESTBED) image target/groundcrew.oci.tar
+ship: ## Build the image's static binary; ARCH="amd64 arm64" for both machines
+	GROUNDCREW_COMMIT=$(COMMIT) $(CARGO) build --locked --profile ship -p groundcrew $(addprefix --target ,$(TRIPLES)) \
+	  --config "target.'cfg(all())'.rustflags = [$(foreach path,$(HIDDEN_PATHS),'--remap-path-prefix=$(path)',)]"
 
-sbom: ## List every dependency of the binary, as CycloneDX
-	$(CARGO) cyclonedx --manifest-path crates/operator/Cargo.toml --format json --override-filename groundcrew.cdx
+image: ship ## Write the image as an OCI archive, without a container engine
+	$(TESTBED) image $(CARGO_TARGET_DIR)/groundcrew.oci.tar $(addprefix $(CARGO_TARGET_DIR)/,$(SHIPPED))
+
+# From what the Dockerfile gets to see, with another home of cargo but the same downloads.
+reproducible: ship ## Build the binary again at another place and compare; takes as long again
+	there=$$(mktemp -d) && trap 'rm -rf $$there' EXIT && mkdir $$there/src $$there/home && \
+	git ls-files -z Makefile Cargo.toml Cargo.lock .cargo crates | xargs -0 cp --parents -t $$there/src && \
+	ln -s $(CARGO_HOME)/registry $$there/home/registry && (cd $(CARGO_TARGET_DIR) && sha256sum $(SHIPPED)) >$$there/sums && \
+	$(MAKE) -C $$there/src ship COMMIT=$(COMMIT) CARGO_HOME=$$there/home CARGO_TARGET_DIR=$$there/target && \
+	cat $$there/sums && cd $$there/target && sha256sum --check $$there/sums
+
+sbom: ## List what the binary is made of, as CycloneDX
+	$(TESTBED) sbom $(addprefix --target ,$(TRIPLES)) $(CARGO_TARGET_DIR)/groundcrew.cdx.json
 
 lint: ## Formatting, clippy, dependency rules
 	$(CARGO) fmt --all --check
@@ -84,5 +114,5 @@ generate-certs: ## Make a CA and a webhook certificate by hand, in _certs; the C
 clean: ## Remove what cargo built; the testbed's cache stays
 	$(CARGO) clean
 
-.PHONY: help build test demo image sbom lint fmt testbed chart deploy undeploy deploy-samples undeploy-samples \
-	generate-certs clean
+.PHONY: help build test demo ship image reproducible sbom lint fmt testbed chart deploy undeploy deploy-samples \
+	undeploy-samples generate-certs clean

@@ -1,8 +1,11 @@
 //! Container images made from files, without a container engine or a registry.
 //!
 //! ```text
-//! files ──► layer.tar ──► OCI archive (config, manifest, index) ──► ctr images import
+//! files ──► layer.tar ──► OCI archive ──► ctr images import
 //! ```
+
+mod archive;
+mod elf;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,6 +16,8 @@ use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::{host, locate};
+
+pub use archive::write_archive;
 
 /// The user that images of operators commonly run as: no account, no rights.
 const NONROOT: &str = "65532:65532";
@@ -32,17 +37,19 @@ enum Content {
 #[derive(Clone, Debug)]
 pub struct Image {
     name: String,
+    architecture: &'static str,
     entries: Vec<(String, u32, Content)>,
     entrypoint: Vec<String>,
     user: String,
 }
 
 impl Image {
-    /// An empty root. Names need a registry's host, as in `groundcrew.test/web:1`, though none is ever asked: pods use
+    /// An empty root for this machine. Names need a registry's host, as in `groundcrew.test/web:1`, though none is ever asked: pods use
     /// `imagePullPolicy: Never`.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), entries: Vec::new(), entrypoint: Vec::new(), user: String::new() }
+        let architecture = host_architecture();
+        Self { name: name.to_owned(), architecture, entries: Vec::new(), entrypoint: Vec::new(), user: String::new() }
     }
 
     /// The machine's static busybox as shell and tools.
@@ -59,13 +66,18 @@ impl Image {
     /// # Errors
     /// The program is not built.
     pub fn groundcrew(name: &str) -> anyhow::Result<Self> {
-        Ok(Self::of_program(name, &locate::groundcrew()?))
+        Self::of_program(name, &locate::groundcrew()?)
     }
 
-    /// The same with the program at this place.
-    #[must_use]
-    pub fn of_program(name: &str, program: &Path) -> Self {
-        Self::new(name).file("groundcrew", program).entrypoint(["/groundcrew"]).user(NONROOT)
+    /// The same with the program at this place, for whichever machine that is.
+    ///
+    /// # Errors
+    /// The program cannot be read, or would not run on an empty root.
+    pub fn of_program(name: &str, program: &Path) -> anyhow::Result<Self> {
+        let bytes = std::fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+        let architecture = elf::architecture(&bytes).with_context(|| program.display().to_string())?;
+        let image = Self::new(name).entry("groundcrew", 0o755, Content::Bytes(bytes));
+        Ok(Self { architecture, ..image }.entrypoint(["/groundcrew"]).user(NONROOT))
     }
 
     /// Copies an executable file of this machine.
@@ -117,32 +129,10 @@ impl Image {
         &self.name
     }
 
-    /// Writes the image as an OCI archive.
-    ///
-    /// # Errors
-    /// A file cannot be read, or the archive cannot be written.
-    pub fn write_archive(&self, to: impl Write) -> anyhow::Result<()> {
-        let layer = self.layer()?;
-        let config = serde_json::to_vec(&self.config(&layer))?;
-        let manifest = serde_json::to_vec(&json!({
-            "schemaVersion": 2,
-            "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
-            "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)],
-        }))?;
-        let mut named = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
-        if let Some(fields) = named.as_object_mut() {
-            fields.insert("annotations".to_owned(), json!({"io.containerd.image.name": self.name}));
-        }
-        let index = serde_json::to_vec(&json!({"schemaVersion": 2, "manifests": [named]}))?;
-        let mut archive = tar::Builder::new(to);
-        append(&mut archive, "oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-        append(&mut archive, "index.json", 0o644, &index)?;
-        for blob in [&config, &manifest, &layer] {
-            append(&mut archive, &format!("blobs/sha256/{}", sha256(blob)), 0o644, blob)?;
-        }
-        archive.finish()?;
-        Ok(())
+    /// The machine it is for, in the words of OCI.
+    #[must_use]
+    pub fn architecture(&self) -> &str {
+        self.architecture
     }
 
     fn layer(&self) -> anyhow::Result<Vec<u8>> {
@@ -175,25 +165,19 @@ impl Image {
         Ok(layer.into_inner()?)
     }
 
-    fn config(&self, layer: &[u8]) -> Value {
-        // The words of Go, which differ from Rust's for the two machines we run on.
-        let architecture = match std::env::consts::ARCH {
-            "x86_64" => "amd64",
-            "aarch64" => "arm64",
-            other => other,
-        };
+    fn config(&self, layer_digest: &str) -> Value {
         json!({
-            "architecture": architecture,
+            "architecture": self.architecture,
             "os": "linux",
             "config": {"Entrypoint": self.entrypoint, "User": self.user, "Env": ["PATH=/bin"], "WorkingDir": "/"},
-            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", sha256(layer))]},
+            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{layer_digest}")]},
         })
     }
 
     /// Hands the image to a containerd.
     pub(crate) async fn import(&self, ctr: &Path, socket: &Path) -> anyhow::Result<()> {
         let mut archive = tempfile::NamedTempFile::new()?;
-        self.write_archive(archive.as_file_mut())?;
+        write_archive(std::slice::from_ref(self), archive.as_file_mut())?;
         let run = tokio::process::Command::new(ctr)
             .arg("--address")
             .arg(socket)
@@ -252,63 +236,18 @@ fn header(mode: u32, kind: tar::EntryType) -> tar::Header {
     header
 }
 
-fn descriptor(media_type: &str, bytes: &[u8]) -> Value {
-    json!({"mediaType": media_type, "digest": format!("sha256:{}", sha256(bytes)), "size": bytes.len()})
-}
-
-fn sha256(bytes: &[u8]) -> String {
-    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
-    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+/// OCI speaks of machines with the words of Go, which differ from Rust's for the two we run on.
+fn host_architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::io::Read;
-
-    use super::{Image, sha256};
-
-    fn unpack(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
-        let mut reader = tar::Archive::new(archive);
-        let entries = reader.entries().unwrap().map(Result::unwrap);
-        entries
-            .map(|mut entry| {
-                let mut bytes = Vec::new();
-                entry.read_to_end(&mut bytes).unwrap();
-                (entry.path().unwrap().display().to_string(), bytes)
-            })
-            .collect()
-    }
-
-    #[test]
-    fn archive_names_the_image_and_every_blob_by_its_digest() {
-        let image = Image::new("groundcrew.test/web:1").text("/www/index.html", "hello").entrypoint(["/x"]).user("1:1");
-        let mut bytes = Vec::new();
-        image.write_archive(&mut bytes).unwrap();
-        let files = unpack(&bytes);
-        assert!(String::from_utf8_lossy(&files["index.json"]).contains("groundcrew.test/web:1"));
-        let blobs: Vec<_> =
-            files.iter().filter_map(|(path, bytes)| Some((path.strip_prefix("blobs/sha256/")?, bytes))).collect();
-        assert_eq!(blobs.len(), 3);
-        for (digest, bytes) in blobs {
-            assert_eq!(digest, sha256(bytes));
-        }
-    }
-
-    #[test]
-    fn the_same_files_give_the_same_bytes() {
-        let dir = tempfile::tempdir().unwrap();
-        let program = dir.path().join("groundcrew");
-        let archive = || {
-            // A file of its own each time: its age and inode must not matter.
-            let _ = std::fs::remove_file(&program);
-            std::fs::write(&program, "binary").unwrap();
-            let mut bytes = Vec::new();
-            Image::of_program("groundcrew:1", &program).write_archive(&mut bytes).unwrap();
-            bytes
-        };
-        assert_eq!(archive(), archive());
-    }
+    use super::Image;
 
     #[test]
     fn parents_come_once_and_before_their_files() {

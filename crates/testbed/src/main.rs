@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::{Parser, Subcommand};
 use groundcrew_testbed::rights::ledger;
 use groundcrew_testbed::supervisor::{self, Options, leash};
-use groundcrew_testbed::{Assets, CertManager, ClusterInfo, Helm, Image, Layer, host};
+use groundcrew_testbed::{Assets, CertManager, ClusterInfo, Helm, Image, Layer, host, sbom, write_archive};
 
 #[derive(Parser)]
 #[command(name = "testbed", version, about)]
@@ -45,12 +44,19 @@ enum Command {
     },
     /// Write groundcrew's image as an OCI archive, without a container engine.
     Image {
-        /// Which of cargo's profiles the program was built with.
-        #[arg(long, default_value = "ship")]
-        profile: String,
         #[arg(long, default_value = concat!("groundcrew:", env!("CARGO_PKG_VERSION")))]
         name: String,
         archive: PathBuf,
+        /// groundcrew itself, static; one for each machine that the image is for.
+        #[arg(required = true)]
+        programs: Vec<PathBuf>,
+    },
+    /// List what groundcrew is made of, as CycloneDX.
+    Sbom {
+        /// For which of rustc's targets; several are merged.
+        #[arg(long = "target", required = true)]
+        targets: Vec<String>,
+        file: PathBuf,
     },
     /// Compare the rights that groundcrew's parts used in tests with those an installation grants.
     Rights {
@@ -98,7 +104,12 @@ fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::HostPackages { install } => host_packages(install),
         Command::Up { layer, dir } => supervise(Options { layer, dir, leashed_to_stdin: false }, show),
-        Command::Image { profile, name, archive } => write_image(&profile, &name, &archive),
+        Command::Image { name, archive, programs } => write_image(&name, &archive, &programs),
+        Command::Sbom { targets, file } => {
+            std::fs::write(&file, serde_json::to_vec_pretty(&sbom(&targets)?)?)?;
+            println!("{}", file.display());
+            Ok(())
+        }
         Command::Rights { recorded } => {
             println!("{}", ledger::compare(&recorded)?);
             Ok(())
@@ -116,16 +127,22 @@ fn run(command: Command) -> anyhow::Result<()> {
     }
 }
 
-fn write_image(profile: &str, name: &str, archive: &Path) -> anyhow::Result<()> {
-    let own = std::env::current_exe()?;
-    let target = own.ancestors().nth(2).context("this program lies in cargo's target directory")?;
-    let program = target.join(profile).join("groundcrew");
-    let image = Image::of_program(name, &program);
+fn write_image(name: &str, archive: &Path, programs: &[PathBuf]) -> anyhow::Result<()> {
+    let mut machines = Vec::new();
+    for program in programs {
+        let image = Image::of_program(name, program)?;
+        println!("{:>9} for {}: {}", mebibytes(program)?, image.architecture(), program.display());
+        machines.push(image);
+    }
     let mut file = std::io::BufWriter::new(std::fs::File::create(archive)?);
-    image.write_archive(&mut file)?;
+    write_archive(&machines, &mut file)?;
     file.flush()?;
-    println!("{} {name}, {:.1} MiB", archive.display(), archive.metadata()?.len() as f64 / f64::from(1 << 20));
+    println!("{:>9} as {name}: {}", mebibytes(archive)?, archive.display());
     Ok(())
+}
+
+fn mebibytes(file: &Path) -> anyhow::Result<String> {
+    Ok(format!("{:.1} MiB", file.metadata()?.len() as f64 / f64::from(1 << 20)))
 }
 
 fn supervise(options: Options, announce: impl Fn(&ClusterInfo) -> anyhow::Result<()>) -> anyhow::Result<()> {

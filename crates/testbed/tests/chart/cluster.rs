@@ -140,7 +140,7 @@ impl<'a> Installation<'a> {
         program[at..at + to.len()].copy_from_slice(to.as_bytes());
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(file.path(), program)?;
-        self.cluster.load_image(&Image::of_program(&format!("{REPOSITORY}:2"), file.path())).await
+        self.cluster.load_image(&Image::of_program(&format!("{REPOSITORY}:2"), file.path())?).await
     }
 }
 
