@@ -183,7 +183,7 @@ async fn wait_admitted(pods: &Api<Pod>, labels: &str, is_right: impl Fn(&Pod) ->
         if !found.is_empty() && wrong.is_empty() {
             return Ok(());
         }
-        anyhow::ensure!(Instant::now() < deadline, "{labels}: not what it should be: {wrong:?}");
+        anyhow::ensure!(Instant::now() < deadline, "{labels}: none there, or not as they should be: {wrong:?}");
         for pod in wrong {
             match pods.delete(&pod.name_any(), &Default::default()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
