@@ -11,6 +11,8 @@ use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::locate;
+
 /// Name and version.
 type Package = (String, String);
 
@@ -21,7 +23,8 @@ type Package = (String, String);
 pub fn sbom(targets: &[String]) -> anyhow::Result<Value> {
     let all = Tree::of(targets, "no-dev")?;
     let linked = Tree::of(targets, "no-dev,no-build,no-proc-macro")?;
-    let checksums = checksums(include_str!("../../../Cargo.lock"));
+    let lock = std::fs::read_to_string(locate::repository().join("Cargo.lock")).context("no Cargo.lock here")?;
+    let checksums = checksums(&lock);
     let component = |package: &Package| {
         let checksum = checksums.get(package).map(|checksum| [Checksum { alg: "SHA-256", content: checksum }]);
         let license = all.licenses.get(package).cloned().unwrap_or_default();
@@ -83,7 +86,7 @@ struct Tree {
 
 impl Tree {
     fn of(targets: &[String], edges: &str) -> anyhow::Result<Self> {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let mut cargo = cargo();
         cargo.args(["tree", "--locked", "--package", "groundcrew", "--prefix", "depth", "--format", "{p}|{l}"]);
         cargo.args(["--edges", edges]).args(targets.iter().flat_map(|target| ["--target", target]));
         let output = cargo.output().context("cannot run cargo")?;
@@ -115,6 +118,11 @@ impl Tree {
     }
 }
 
+/// The one that runs us, if any does.
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
 /// The package URL; a `+` in a version is data there.
 fn reference((name, version): &Package) -> String {
     format!("pkg:cargo/{name}@{}", version.replace('+', "%2B"))
@@ -137,11 +145,11 @@ fn unquoted(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
-    use std::process::Command;
 
     use serde_json::Value;
 
-    use super::sbom;
+    use super::{cargo, sbom};
+    use crate::locate;
 
     const TARGET: &str = "x86_64-unknown-linux-gnu";
 
@@ -155,11 +163,11 @@ mod tests {
 
     /// What manifests say, which cargo resolves to what the SBOM says.
     fn manifests() -> BTreeMap<String, Value> {
-        let cargo = Command::new(env!("CARGO"))
+        let answer = cargo()
             .args(["metadata", "--locked", "--format-version", "1", "--filter-platform", TARGET])
             .output()
             .unwrap();
-        let metadata: Value = serde_json::from_slice(&cargo.stdout).unwrap();
+        let metadata: Value = serde_json::from_slice(&answer.stdout).unwrap();
         let packages = list(&metadata["packages"]).iter();
         packages.map(|p| (format!("{}@{}", text(&p["name"]), text(&p["version"])), p.clone())).collect()
     }
@@ -196,7 +204,7 @@ mod tests {
             let ours = text(&component["name"]).starts_with("groundcrew-");
             assert_eq!(text(&component["hashes"][0]["content"]).len(), if ours { 0 } else { 64 }, "{component}");
         }
-        assert!(!bom.to_string().contains(env!("CARGO_MANIFEST_DIR").trim_end_matches("/crates/testbed")));
+        assert!(!bom.to_string().contains(&locate::repository().display().to_string()));
     }
 
     #[test]
