@@ -11,6 +11,7 @@ use groundcrew_testbed::objects::{PodExt, pod};
 use groundcrew_testbed::{AuditEvent, Cluster, Groundcrew, Layer, Proxy};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, ResourceExt};
 use serde_json::json;
@@ -45,7 +46,8 @@ impl History {
         for api in apis {
             let (api, history) = ((*api).clone(), history.clone());
             tokio::spawn(async move {
-                let mut events = pin!(watcher(api, watcher::Config::default()));
+                // Without a pause it would ask a server that is gone for ever, and never let the test end.
+                let mut events = pin!(watcher(api, watcher::Config::default()).default_backoff());
                 while let Some(event) = events.next().await {
                     if let Ok(Event::Apply(pod) | Event::InitApply(pod)) = event {
                         history.note(&pod);
