@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -163,22 +163,33 @@ async fn a_thousand_pods_are_stamped_once_each_though_the_leader_dies_and_the_wa
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_quick_updates_make_one_stamp_and_a_removed_stamp_is_written_anew() -> anyhow::Result<()> {
     let cluster = Cluster::start(Layer::Api).await?;
-    let _groundcrew = Groundcrew::builder(&cluster).start().await?;
+    let groundcrew = Groundcrew::builder(&cluster).start().await?;
     let pods = exempt(&cluster.client());
-    pods.create(&PostParams::default(), &pod("busy")).await?;
     let label =
         |i: usize| Patch::Merge(json!({"metadata": {"labels": {"n": i.to_string()}, "annotations": {"addtime": "x"}}}));
-    for i in 0..10 {
-        pods.patch("busy", &PatchParams::default(), &label(i)).await?;
-    }
-    let stamped = cluster.wait_for(&pods, "busy", "stamped", SOON, |p| stamp(p).is_some()).await?;
-    assert_eq!(our_pod_writes(&cluster.audit_events().await?), 1);
+    // Until a write met an update, so that reading again after a conflict is tested every time.
+    let (began, mut rounds) = (Instant::now(), 0);
+    let (busy, stamped) = loop {
+        rounds += 1;
+        let busy = format!("busy-{rounds}");
+        pods.create(&PostParams::default(), &pod(&busy)).await?;
+        for i in 0..10 {
+            pods.patch(&busy, &PatchParams::default(), &label(i)).await?;
+        }
+        let stamped = cluster.wait_for(&pods, &busy, "stamped", SOON, |p| stamp(p).is_some()).await?;
+        let metrics = groundcrew.metrics().await?;
+        if metrics.lines().any(|line| line.contains("feature=\"timestamp\"") && line.contains("outcome=\"conflict\"")) {
+            break (busy, stamped);
+        }
+        anyhow::ensure!(began.elapsed() < 2 * SOON, "no conflict in {rounds} rounds:\n{metrics}");
+    };
+    assert_eq!(our_pod_writes(&cluster.audit_events().await?), rounds);
 
     let remove = Patch::Merge(json!({"metadata": {"annotations": {"timestamp": null}}}));
-    pods.patch("busy", &PatchParams::default(), &remove).await?;
-    let again = cluster.wait_for(&pods, "busy", "stamped again", SOON, |p| stamp(p).is_some()).await?;
+    pods.patch(&busy, &PatchParams::default(), &remove).await?;
+    let again = cluster.wait_for(&pods, &busy, "stamped again", SOON, |p| stamp(p).is_some()).await?;
     assert!(stamp(&again) >= stamp(&stamped));
-    assert_eq!(our_pod_writes(&cluster.audit_events().await?), 2);
+    assert_eq!(our_pod_writes(&cluster.audit_events().await?), rounds + 1);
     Ok(())
 }
 
