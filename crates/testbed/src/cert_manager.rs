@@ -11,7 +11,7 @@ use tokio::process::Child;
 
 use crate::assets::cache_dir;
 use crate::cluster::Cluster;
-use crate::objects::{apply, documents};
+use crate::objects::{apply, documents, is_established};
 use crate::{gobuild, supervisor};
 
 /// Definitions are established within moments.
@@ -59,9 +59,4 @@ impl CertManager {
         cluster.show_on_failure(&log);
         Ok(Self { _process: process })
     }
-}
-
-fn is_established(definition: &CustomResourceDefinition) -> bool {
-    let conditions = definition.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Established" && condition.status == "True")
 }

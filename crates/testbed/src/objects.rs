@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt, discovery};
 use serde_json::Value;
+
+use crate::locate;
 
 /// The smallest legal pod.
 #[must_use]
@@ -55,6 +58,35 @@ impl PodExt for Pod {
 pub fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
     let all: Vec<Value> = serde_saphyr::from_multiple(text)?;
     Ok(all.into_iter().filter(|document| !document.is_null()).collect())
+}
+
+/// The objects of a file under `deploy/samples`.
+///
+/// # Errors
+/// It is not there, or not YAML.
+pub fn sample(path: &str) -> anyhow::Result<Vec<Value>> {
+    let text = std::fs::read_to_string(locate::repository().join("deploy/samples").join(path));
+    documents(&text.with_context(|| format!("cannot read the sample {path}"))?)
+}
+
+/// Whether the API server serves this kind.
+#[must_use]
+pub fn is_established(definition: &CustomResourceDefinition) -> bool {
+    let conditions = definition.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Established" && condition.status == "True")
+}
+
+/// Creates a pod that wants a stamp and never runs; whether the webhook gave it one.
+///
+/// # Errors
+/// The API server refused it.
+pub async fn stamped(pods: &Api<Pod>) -> anyhow::Result<bool> {
+    let mut asking = pod("").annotated("addtime", "");
+    asking.metadata.name = None;
+    asking.metadata.generate_name = Some("asking-".to_owned());
+    asking.spec.get_or_insert_default().scheduler_name = Some("nobody".to_owned());
+    let created = pods.create(&PostParams::default(), &asking).await.context("a create failed")?;
+    Ok(created.annotations().contains_key("timestamp"))
 }
 
 /// Creates an object of any kind that the API server knows.

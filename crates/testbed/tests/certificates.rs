@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use groundcrew_testbed::objects::{PodExt, pod};
+use groundcrew_testbed::objects::stamped;
 use groundcrew_testbed::{Cluster, Groundcrew, Layer, Proxy, free_ports};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
@@ -48,15 +48,6 @@ async fn registered(cluster: &Cluster) -> anyhow::Result<Configurations> {
 /// One handshake that trusts `bundle` alone; the certificate that was shown.
 async fn handshake(address: SocketAddr, bundle: &[u8]) -> anyhow::Result<Vec<u8>> {
     groundcrew_testbed::handshake(address, &address.ip().to_string(), bundle).await
-}
-
-/// Creates a pod that wants a stamp; whether the webhook gave it one.
-async fn stamped(pods: &Api<Pod>) -> anyhow::Result<bool> {
-    let mut asking = pod("").annotated("addtime", "");
-    asking.metadata.name = None;
-    asking.metadata.generate_name = Some("asking-".to_owned());
-    let created = pods.create(&PostParams::default(), &asking).await?;
-    Ok(created.annotations().contains_key("timestamp"))
 }
 
 /// Until the webhook answers, at the start or after a deliberate outage.

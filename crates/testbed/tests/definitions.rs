@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use groundcrew::sizing::crd::FlexDaemonsetTemplate;
+use groundcrew_testbed::objects::is_established;
 use groundcrew_testbed::{Cluster, Groundcrew, Layer};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, PostParams};
@@ -31,17 +32,12 @@ fn short_names(definition: &CustomResourceDefinition) -> &[String] {
     definition.spec.names.short_names.as_deref().unwrap_or_default()
 }
 
-fn established(definition: &CustomResourceDefinition) -> bool {
-    let conditions = definition.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|c| c.type_ == "Established" && c.status == "True")
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_definition_is_brought_up_to_date_and_its_objects_stay() -> anyhow::Result<()> {
     let cluster = Cluster::start(Layer::Api).await?;
     let definitions: Definitions = Api::all(cluster.client());
     put(&definitions, None).await?;
-    cluster.wait_for(&definitions, TEMPLATES, "established", SOON, established).await?;
+    cluster.wait_for(&definitions, TEMPLATES, "established", SOON, is_established).await?;
     let templates: Api<FlexDaemonsetTemplate> = Api::all(cluster.client());
     let template = serde_json::from_value(json!({
         "apiVersion": "flexdaemonsets.xai/v1alpha1", "kind": "FlexDaemonsetTemplate", "metadata": {"name": "kept"},
@@ -50,7 +46,7 @@ async fn an_older_definition_is_brought_up_to_date_and_its_objects_stay() -> any
     let before = templates.create(&PostParams::default(), &template).await?;
 
     let _groundcrew = Groundcrew::builder(&cluster).config_yaml("nodeStartup: {enabled: true}").start().await?;
-    let upgraded = |d: &CustomResourceDefinition| d.annotations().contains_key(RELEASE) && established(d);
+    let upgraded = |d: &CustomResourceDefinition| d.annotations().contains_key(RELEASE) && is_established(d);
     let after = cluster.wait_for(&definitions, TEMPLATES, "of this release", SOON, upgraded).await?;
     assert_eq!(short_names(&after), short_names(&FlexDaemonsetTemplate::crd()));
     cluster.wait_for(&definitions, RULES, "created and established", SOON, upgraded).await?;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use groundcrew::sizing::crd::FlexDaemonsetTemplate;
+use groundcrew_testbed::objects::is_established;
 use groundcrew_testbed::{Cluster, Groundcrew};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -37,11 +38,7 @@ type Templates = Api<FlexDaemonsetTemplate>;
 async fn install_crd(cluster: &Cluster) -> anyhow::Result<Templates> {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     crds.create(&PostParams::default(), &FlexDaemonsetTemplate::crd()).await?;
-    let established = |crd: &CustomResourceDefinition| {
-        let conditions = crd.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        conditions.into_iter().any(|c| c.type_ == "Established" && c.status == "True")
-    };
-    cluster.wait_for(&crds, CRD, "established", SOON, established).await?;
+    cluster.wait_for(&crds, CRD, "established", SOON, is_established).await?;
     let templates: Templates = Api::all(cluster.client());
     // Served by discovery a moment before it is served by itself.
     while templates.list(&Default::default()).await.is_err() {
@@ -93,14 +90,6 @@ fn daemon_set(name: &str, template: Option<&str>) -> DaemonSet {
         object["metadata"]["annotations"] = json!({"flexdaemonsets.xai/resource-template": template});
     }
     serde_json::from_value(object).expect("a DaemonSet")
-}
-
-/// The objects of a sample file.
-fn sample(file: &str) -> Vec<Value> {
-    let path = groundcrew_testbed::repository().join("deploy/samples/sizing").join(file);
-    let text = std::fs::read_to_string(path).expect("a sample");
-    let documents = text.split("\n---\n").map(serde_saphyr::from_str::<Value>);
-    documents.collect::<Result<_, _>>().expect("YAML")
 }
 
 fn resources(pod: &Pod, index: usize) -> ResourceRequirements {

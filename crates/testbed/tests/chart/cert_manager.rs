@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context;
-use groundcrew_testbed::objects::{PodExt, pod};
+use groundcrew_testbed::objects::stamped;
 use groundcrew_testbed::{CertManager, Cluster, Layer, TestNamespace, handshake};
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
 };
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Resource, ResourceExt};
 use rustls::pki_types::CertificateDer;
@@ -73,7 +73,7 @@ async fn lifetime(installation: &Installation<'_>) -> anyhow::Result<()> {
     served(installation, &namespace, &replaced).await?;
     // Time enough for two who disagree: each would write twice a second.
     for _ in 0..20 {
-        assert!(stamped(&namespace).await?, "a pod went past the webhook");
+        assert!(stamped(&namespace.api()).await?, "a pod went past the webhook");
         sleep(Duration::from_millis(100)).await;
     }
     let writers = writers(cluster, asked).await?;
@@ -128,7 +128,7 @@ async fn served(installation: &Installation<'_>, namespace: &TestNamespace, data
     assert_eq!(waiting.len(), 2);
     let began = Instant::now();
     while !waiting.is_empty() {
-        assert!(stamped(namespace).await?, "a pod went past the webhook after {:?}", began.elapsed());
+        assert!(stamped(&namespace.api()).await?, "a pod went past the webhook after {:?}", began.elapsed());
         let mut left = Vec::new();
         for replica in waiting {
             let ip = replica.status.as_ref().and_then(|status| status.pod_ip.as_ref()).context("no address")?;
@@ -145,16 +145,6 @@ async fn served(installation: &Installation<'_>, namespace: &TestNamespace, data
         sleep(Duration::from_millis(250)).await;
     }
     Ok(())
-}
-
-/// Creates a pod that wants a stamp; whether the webhook gave it one.
-async fn stamped(namespace: &TestNamespace) -> anyhow::Result<bool> {
-    let mut asking = pod("").annotated("addtime", "");
-    asking.metadata.name = None;
-    asking.metadata.generate_name = Some("asking-".to_owned());
-    asking.spec.get_or_insert_default().scheduler_name = Some("nobody".to_owned());
-    let created = namespace.api::<Pod>().create(&PostParams::default(), &asking).await.context("a create failed")?;
-    Ok(created.annotations().contains_key("timestamp"))
 }
 
 /// As `cmctl renew` does.

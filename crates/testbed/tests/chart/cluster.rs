@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context;
-use groundcrew_testbed::objects::{create, documents};
+use groundcrew_testbed::objects::{self, create};
 use groundcrew_testbed::{Cluster, Helm, Image, TestNamespace, repository};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::support::{HOME, RELEASE, chart, read};
+use crate::support::{HOME, RELEASE, chart};
 
 pub const PATIENCE: Duration = Duration::from_secs(180);
 pub const GATE: &str = "kube-booster.io/warmup-ready";
@@ -157,7 +157,7 @@ pub fn real_node(cluster: &Cluster) -> anyhow::Result<String> {
 
 /// A sample of the repository, with an image that is on the node instead of its own.
 pub fn sample(path: &str) -> anyhow::Result<Vec<Value>> {
-    let mut all = documents(&read(&repository().join("deploy/samples").join(path))?)?;
+    let mut all = objects::sample(path)?;
     for object in &mut all {
         for container in object["spec"]["template"]["spec"]["containers"].as_array_mut().into_iter().flatten() {
             container["image"] = json!(WEB);

@@ -1,6 +1,7 @@
 //! Rules of the cluster's own, from their schema to their last taint.
 
 use groundcrew::node_startup::crd::NodeStartupRule;
+use groundcrew_testbed::objects::{create, is_established, sample};
 use groundcrew_testbed::{Cluster, Groundcrew, Layer};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -13,11 +14,7 @@ use crate::support::*;
 pub async fn install(cluster: &Cluster) -> anyhow::Result<Api<NodeStartupRule>> {
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
     let created = definitions.create(&PostParams::default(), &NodeStartupRule::crd()).await?;
-    let served = |d: &CustomResourceDefinition| {
-        let conditions = d.status.iter().flat_map(|s| s.conditions.iter().flatten());
-        conditions.into_iter().any(|c| c.type_ == "Established" && c.status == "True")
-    };
-    cluster.wait_for(&definitions, &created.name_any(), "served", SOON, served).await?;
+    cluster.wait_for(&definitions, &created.name_any(), "served", SOON, is_established).await?;
     Ok(Api::all(cluster.client()))
 }
 
@@ -40,13 +37,6 @@ fn carries(node: &k8s_openapi::api::core::v1::Node, key: &str) -> bool {
     keys(node).contains(&key)
 }
 
-/// The documents of a sample, without those of kinds that need more than an API server.
-fn sample(name: &str) -> anyhow::Result<Vec<Value>> {
-    let path = groundcrew_testbed::repository().join("deploy/samples/node_startup").join(name);
-    let text = std::fs::read_to_string(path)?;
-    groundcrew_testbed::objects::documents(&text)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn every_sample_is_accepted_by_the_api_server_and_by_groundcrew() -> anyhow::Result<()> {
     let cluster = Cluster::start(Layer::Api).await?;
@@ -61,12 +51,12 @@ async fn every_sample_is_accepted_by_the_api_server_and_by_groundcrew() -> anyho
         "cni.yaml",
         "expression.yaml",
     ] {
-        let mut documents = sample(name)?;
+        let mut documents = sample(&format!("node_startup/{name}"))?;
         // The namespace has to be there before what lives in it.
         documents.sort_by_key(|d| d["kind"] != "Namespace");
         for document in documents {
             seen += 1;
-            groundcrew_testbed::objects::create(&cluster.client(), document).await?;
+            create(&cluster.client(), document).await?;
         }
     }
     assert!(seen >= 8);

@@ -1,4 +1,5 @@
 use groundcrew_testbed::Layer;
+use groundcrew_testbed::objects::sample;
 use kube::{Client, Error};
 
 use super::*;
@@ -76,7 +77,7 @@ async fn samples_and_objects_of_the_original_apply_unchanged() -> anyhow::Result
     let templates = install_crd(&cluster).await?;
     let namespace = cluster.namespace("samples").await?;
     for file in ["template.yaml", "daemonset.yaml", "shared-by-two.yaml", "from-flexdaemonsets.yaml"] {
-        for object in sample(file) {
+        for object in sample(&format!("sizing/{file}"))? {
             let stored = if object["kind"] == "DaemonSet" {
                 let set: DaemonSet = serde_json::from_value(object.clone())?;
                 serde_json::to_value(namespace.api::<DaemonSet>().create(&PostParams::default(), &set).await?)?

@@ -8,9 +8,7 @@ use super::*;
 async fn the_samples_are_split_as_their_comments_say() -> anyhow::Result<()> {
     let scene = scene("").await?;
     for file in ["deployment.yaml", "statefulset.yaml"] {
-        let path = groundcrew_testbed::repository().join("deploy/samples/spread").join(file);
-        let documents: Vec<Value> = serde_saphyr::from_multiple(&std::fs::read_to_string(path)?)?;
-        for document in documents {
+        for document in groundcrew_testbed::objects::sample(&format!("spread/{file}"))? {
             match document["kind"].as_str() {
                 Some("Deployment") => drop(scene.create(&serde_json::from_value::<Deployment>(document)?).await?),
                 Some("StatefulSet") => drop(scene.create(&serde_json::from_value::<StatefulSet>(document)?).await?),

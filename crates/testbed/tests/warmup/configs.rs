@@ -1,7 +1,6 @@
 //! WarmupConfigs as the API server takes or refuses them, and the samples.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -9,7 +8,7 @@ use groundcrew::warmup::crd::WarmupConfig;
 use groundcrew_core::pod::Container;
 use groundcrew_core::warmup::rules::Rules;
 use groundcrew_core::warmup::scenario::Scenario;
-use groundcrew_testbed::{Cluster, Layer};
+use groundcrew_testbed::{Cluster, Layer, repository};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use kube::api::{Api, ListParams, PostParams};
@@ -120,12 +119,8 @@ async fn samples_apply(cluster: &Cluster, namespace: &str) -> anyhow::Result<()>
     Ok(())
 }
 
-fn directory() -> PathBuf {
-    groundcrew_testbed::repository().join("deploy/samples/warmup")
-}
-
 fn sample(file: &str) -> anyhow::Result<Vec<Value>> {
-    Ok(serde_saphyr::from_multiple(&std::fs::read_to_string(directory().join(file))?)?)
+    groundcrew_testbed::objects::sample(&format!("warmup/{file}"))
 }
 
 #[rstest]
@@ -155,6 +150,6 @@ fn a_sample_says_nothing_that_is_not_understood(#[case] file: &str, #[case] obje
 
 #[test]
 fn every_sample_is_tested() -> anyhow::Result<()> {
-    assert_eq!(std::fs::read_dir(directory())?.count(), 6);
+    assert_eq!(std::fs::read_dir(repository().join("deploy/samples/warmup"))?.count(), 6);
     Ok(())
 }
