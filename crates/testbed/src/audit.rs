@@ -49,6 +49,17 @@ pub struct AuditUser {
     /// Memberships.
     #[serde(default)]
     pub groups: Vec<String>,
+    /// Of a service account's token: which pod it was made for.
+    #[serde(default)]
+    extra: std::collections::BTreeMap<String, Vec<String>>,
+}
+
+impl AuditUser {
+    /// The pod whose token it is, if it is a pod's.
+    #[must_use]
+    pub fn pod(&self) -> Option<&str> {
+        self.extra.get("authentication.kubernetes.io/pod-name")?.first().map(String::as_str)
+    }
 }
 
 /// The object a request is about, as far as its path tells; a create's generated name is in the response only.
@@ -142,8 +153,16 @@ impl Cluster {
 }
 
 async fn read(path: &Path) -> anyhow::Result<String> {
-    let text = tokio::fs::read_to_string(path).await;
-    text.with_context(|| format!("cannot read the audit log {}", path.display()))
+    let bytes = tokio::fs::read(path).await;
+    let bytes = bytes.with_context(|| format!("cannot read the audit log {}", path.display()))?;
+    Ok(String::from_utf8(whole_lines(bytes))?)
+}
+
+/// The server may be in the midst of the last one, even of a character of it.
+fn whole_lines(mut bytes: Vec<u8>) -> Vec<u8> {
+    let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+    bytes.truncate(end);
+    bytes
 }
 
 fn parse(line: &str) -> anyhow::Result<AuditEvent> {
@@ -152,7 +171,7 @@ fn parse(line: &str) -> anyhow::Result<AuditEvent> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{parse, whole_lines};
 
     const PATCH: &str = r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"RequestResponse","auditID":"1",
         "stage":"ResponseComplete","requestURI":"/api/v1/namespaces/a/pods/b?fieldManager=x","verb":"patch",
@@ -174,5 +193,15 @@ mod tests {
     fn dry_run_is_no_write() {
         let event = parse(&PATCH.replace("fieldManager=x", "dryRun=All")).unwrap();
         assert!(!event.is_committed_write());
+    }
+
+    #[test]
+    fn a_line_that_is_still_being_written_is_not_read() {
+        let log = "{\"a\":1}\n{\"b\":\"ü\"}\n";
+        for length in 0..log.len() {
+            let read = whole_lines(log.as_bytes()[..length].to_vec());
+            assert!(read.is_empty() || read == b"{\"a\":1}\n", "{length}: {read:?}");
+        }
+        assert_eq!(whole_lines(log.into()), log.as_bytes());
     }
 }

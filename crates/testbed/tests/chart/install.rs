@@ -50,6 +50,7 @@ async fn lifetime(installation: &Installation<'_>) -> anyhow::Result<()> {
     sizes(cluster, &namespace).await?;
     spreads(cluster, &namespace).await?;
     warms(cluster, &namespace).await?;
+    assert_calm(installation).await?;
 
     // One feature on, one off, and a certificate made by hand: rights and trust follow.
     own_certificate(installation).await?;
