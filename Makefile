@@ -43,9 +43,15 @@ build: ## Build groundcrew and the testbed
 	$(CARGO) build --workspace
 
 # One cluster at a time: a webhook that answers too late is skipped by design, and a starved machine makes it late.
+SUITE = RUST_TEST_THREADS=1 GROUNDCREW_RIGHTS_DIR=$(RIGHTS) $(CARGO) test --workspace --no-fail-fast
+
 test: build testbed ## Run every test, on a real Kubernetes
 	rm -rf $(RIGHTS)
-	RUST_TEST_THREADS=1 GROUNDCREW_RIGHTS_DIR=$(RIGHTS) $(CARGO) test --workspace
+	$(SUITE)
+	$(TESTBED) rights $(RIGHTS)
+
+retest: build testbed ## Run some tests again after `make test`; TESTS="name name"
+	$(SUITE) -- --exact $(TESTS)
 	$(TESTBED) rights $(RIGHTS)
 
 demo: build ## Stamp a pod on a real control plane and watch it happen
