@@ -134,7 +134,9 @@ impl<'a> GroundcrewBuilder<'a> {
     /// # Errors
     /// The program is not built, or its rights cannot be granted.
     pub async fn spawn(self) -> anyhow::Result<Groundcrew> {
-        let free = ports::free_ports(3)?;
+        // A port that was asked for is free until it is bound, so it may be among them.
+        let free: Vec<u16> =
+            ports::free_ports(4)?.into_iter().filter(|port| Some(*port) != self.webhook_port).take(3).collect();
         let [webhook, metrics, health] = free.as_slice() else { anyhow::bail!("too few ports") };
         let webhook = local(self.webhook_port.unwrap_or(*webhook));
         let (metrics, health) = (local(*metrics), local(*health));

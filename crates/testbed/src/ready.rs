@@ -13,13 +13,14 @@ use crate::groundcrew::Groundcrew;
 use crate::objects::{PodExt, pod};
 
 const PROBE_EVERY: Duration = Duration::from_millis(100);
-const PROBE_DEADLINE: Duration = Duration::from_secs(30);
+/// A leader may have to wait a lease out before it registers.
+const PROBE_DEADLINE: Duration = Duration::from_secs(60);
 
 impl Cluster {
     /// Waits until the API server sends created pods through groundcrew's webhook, by dry runs.
     ///
     /// # Errors
-    /// After 30 s, with the last answer.
+    /// After a minute, with the last answer.
     pub async fn webhook_answers(&self) -> anyhow::Result<()> {
         let pods: Api<Pod> = Api::namespaced(self.client(), "default");
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };

@@ -8,8 +8,6 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -60,7 +58,7 @@ async fn stamped_within(limit: Duration, pods: &Api<Pod>) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// What a strict client saw until it was stopped.
+/// What a strict client saw until that was enough.
 #[derive(Default)]
 struct Watch {
     handshakes: usize,
@@ -71,9 +69,9 @@ struct Watch {
 async fn be_strict(
     configurations: Configurations,
     servers: Vec<SocketAddr>,
+    mut watch: Watch,
     seen_enough: impl Fn(&Watch) -> bool,
 ) -> anyhow::Result<Watch> {
-    let mut watch = Watch::default();
     for server in servers.iter().cycle() {
         if seen_enough(&watch) {
             break;
@@ -89,14 +87,15 @@ async fn be_strict(
     Ok(watch)
 }
 
-/// Leaves of 3 s are renewed every 2 s, CAs of 15 s every 10 s: in a minute each of the steps is taken many times.
+/// Leaves of 15 s are renewed every 10 s, CAs of 45 s every 30 s: each step is taken more than once in 90 s, and a
+/// machine that stands still for some seconds has time left.
 #[tokio::test(flavor = "multi_thread")]
 async fn leaves_and_cas_rotate_under_load_without_one_failed_call() -> anyhow::Result<()> {
     let cluster = Cluster::start(Layer::Api).await?;
     let ports = free_ports(2)?;
     let servers: Vec<SocketAddr> = ports.iter().map(|port| SocketAddr::from(([127, 0, 0, 1], *port))).collect();
     let service = Proxy::balance(servers.clone()).await?;
-    let config = "webhook: {certificates: {caLifetime: 15s, leafLifetime: 3s, overlap: 1s}}";
+    let config = "webhook: {certificates: {caLifetime: 45s, leafLifetime: 15s, overlap: 5s}}";
     let mut replicas = Vec::new();
     for (name, port) in ["a", "b"].into_iter().zip(ports) {
         let replica = Groundcrew::builder(&cluster).name(name).config_yaml(config).webhook_port(port);
@@ -107,35 +106,37 @@ async fn leaves_and_cas_rotate_under_load_without_one_failed_call() -> anyhow::R
     let pods = namespace.api::<Pod>();
     stamped_within(SOON, &pods).await?;
 
-    let stop = Arc::new(AtomicBool::new(false));
-    let stopped = Arc::clone(&stop);
-    let strict = tokio::spawn(be_strict(configurations, servers, move |_| stopped.load(Ordering::Relaxed)));
-    let (began, mut created) = (Instant::now(), 0);
-    while began.elapsed() < Duration::from_secs(60) {
+    // Two rotations: each shows three bundles, with the next CA, with the retired one, and without it.
+    let rotations = |seen: &Watch| seen.handshakes > 200 && seen.leaves.len() >= 8 && seen.bundles.len() >= 7;
+    let strict = tokio::spawn(be_strict(configurations, servers, Watch::default(), rotations));
+    let (began, mut created, mut late) = (Instant::now(), 0, 0);
+    while !strict.is_finished() {
+        assert!(began.elapsed() < Duration::from_secs(300), "two rotations are not seen");
+        let asked = Instant::now();
         let stamped = stamped(&pods).await?;
         assert!(stamped, "pod {created} went past the webhook {:?} after the start", began.elapsed());
         created += 1;
+        late += usize::from(asked.elapsed() >= Duration::from_secs(1));
         sleep(Duration::from_millis(10)).await;
     }
-    stop.store(true, Ordering::Relaxed);
     let seen = cluster.explain(strict.await?)?;
     println!(
-        "{created} pods, {} handshakes, {} leaves, {} bundles",
+        "{created} pods, {late} of them late, {} handshakes, {} leaves, {} bundles",
         seen.handshakes,
         seen.leaves.len(),
         seen.bundles.len()
     );
-    assert!(created > 200 && seen.handshakes > 200, "too little load to mean anything");
-    assert!(seen.leaves.len() >= 20, "{} leaves in 60 s", seen.leaves.len());
-    // Each rotation shows three: with the next CA, with the retired one, and without it.
-    assert!(seen.bundles.len() >= 9, "{} bundles in 60 s", seen.bundles.len());
+    assert!(created > 200, "too little load to mean anything");
+    // Now and then the machine is too busy; a rotation that held answers up would show in every one of them.
+    assert!(late * 100 <= created, "{late} of {created} pods were late");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_or_spoiled_secret_is_mended() -> anyhow::Result<()> {
     let cluster = Cluster::start(Layer::Api).await?;
-    let config = "webhook: {certificates: {overlap: 2s}}";
+    // A client that stands still for some seconds must not miss the bundle of both CAs.
+    let config = "webhook: {certificates: {overlap: 6s}}";
     let groundcrew = Groundcrew::builder(&cluster).config_yaml(config).start().await?;
     let configurations = registered(&cluster).await?;
     let namespace = cluster.namespace("secret").await?;
@@ -147,7 +148,11 @@ async fn a_deleted_or_spoiled_secret_is_mended() -> anyhow::Result<()> {
 
     // Deleted: the same leaf at once, then a new CA, and nobody is refused on the way.
     let rotation = |seen: &Watch| seen.leaves.len() == 2 && seen.bundles.len() >= 3;
-    let strict = tokio::spawn(be_strict(configurations.clone(), vec![groundcrew.webhook_addr()], rotation));
+    let servers = vec![groundcrew.webhook_addr()];
+    // The first bundle is seen for certain while it is still there.
+    let first =
+        be_strict(configurations.clone(), servers.clone(), Watch::default(), |seen| seen.handshakes > 0).await?;
+    let strict = tokio::spawn(be_strict(configurations.clone(), servers, first, rotation));
     let before = secrets.get(name).await?;
     secrets.delete(name, &DeleteParams::default()).await?;
     let rotated = |secret: &Secret| {
@@ -167,10 +172,10 @@ async fn a_deleted_or_spoiled_secret_is_mended() -> anyhow::Result<()> {
     // The API server may still hold a connection from before, so its stamp alone would not show that trust followed.
     let (server, began) = (groundcrew.webhook_addr(), Instant::now());
     while let Err(refused) = handshake(server, &published(&configurations).await?).await {
-        cluster.explain((began.elapsed() < Duration::from_secs(10)).then_some(()).ok_or(refused))?;
+        cluster.explain((began.elapsed() < SOON).then_some(()).ok_or(refused))?;
         sleep(Duration::from_millis(100)).await;
     }
-    stamped_within(Duration::from_secs(10), &pods).await?;
+    stamped_within(SOON, &pods).await?;
     Ok(())
 }
 

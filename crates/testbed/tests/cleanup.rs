@@ -7,7 +7,7 @@ use groundcrew::node_startup::crd::NodeStartupRule;
 use groundcrew_testbed::objects::{PodExt, create, pod};
 use groundcrew_testbed::{Cluster, Groundcrew, Layer};
 use k8s_openapi::api::admissionregistration::v1::{MutatingAdmissionPolicy, MutatingWebhookConfiguration};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::api::{Api, DynamicObject, ListParams, PostParams};
 use kube::discovery::{ApiGroup, Discovery, verbs};
 use kube::{Client, ResourceExt};
@@ -34,6 +34,23 @@ async fn everything(client: &Client) -> anyhow::Result<BTreeSet<String>> {
     Ok(found)
 }
 
+/// The same once the API server, which goes on making things of its own after it is ready, has made them.
+async fn everything_settled(cluster: &Cluster) -> anyhow::Result<BTreeSet<String>> {
+    let services: Api<Service> = Api::namespaced(cluster.client(), "default");
+    cluster.wait_for(&services, "kubernetes", "the API server's own", SOON, |_| true).await?;
+    let deadline = tokio::time::Instant::now() + SOON;
+    let mut before = everything(&cluster.client()).await?;
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let now = everything(&cluster.client()).await?;
+        if now == before {
+            return Ok(now);
+        }
+        anyhow::ensure!(tokio::time::Instant::now() < deadline, "never settled: {:?}", now.difference(&before));
+        before = now;
+    }
+}
+
 async fn cleanup(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
     let mut command = Groundcrew::builder(cluster).name("cleanup").command("cleanup").spawn().await?;
     let status = command.wait_exit(2 * SOON).await?;
@@ -46,7 +63,7 @@ async fn only_custom_resources_and_what_users_made_are_left() -> anyhow::Result<
     let namespace = cluster.namespace("user").await?;
     let pods: Api<Pod> = namespace.api();
     let mine = pods.create(&PostParams::default(), &pod("mine").annotated("kube-booster.io/warmup", "enabled")).await?;
-    let before = everything(&cluster.client()).await?;
+    let before = everything_settled(&cluster).await?;
 
     let mut groundcrew = Groundcrew::builder(&cluster).config_yaml(CONFIG).start().await?;
     let policies: Api<MutatingAdmissionPolicy> = Api::all(cluster.client());
@@ -73,12 +90,20 @@ async fn only_custom_resources_and_what_users_made_are_left() -> anyhow::Result<
     groundcrew.terminate().await?;
     // Held for good: nobody is there to release it.
     let nodes: Api<Node> = Api::all(cluster.client());
-    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "fresh"}});
-    let node = nodes.create(&PostParams::default(), &serde_json::from_value(node)?).await?;
+    let fresh = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "fresh"}});
+    let fresh: Node = serde_json::from_value(fresh)?;
     let held = |node: &Node| {
         let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
         taints.into_iter().any(|taint| taint.key.contains(TAINT))
     };
+    // A policy comes into force in its own time.
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let deadline = tokio::time::Instant::now() + SOON;
+    while !held(&nodes.create(&dry, &fresh).await?) {
+        anyhow::ensure!(tokio::time::Instant::now() < deadline, "no new node is held");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let node = nodes.create(&PostParams::default(), &fresh).await?;
     assert!(held(&node), "{:?}", node.spec);
 
     let (done, said) = cleanup(&cluster).await?;

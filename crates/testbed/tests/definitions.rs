@@ -9,6 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Api, PostParams};
 use kube::{CustomResourceExt, ResourceExt};
 use serde_json::json;
+use tokio::time::{Instant, sleep};
 
 const SOON: Duration = Duration::from_secs(60);
 const RELEASE: &str = "groundcrew.io/release";
@@ -39,11 +40,19 @@ async fn an_older_definition_is_brought_up_to_date_and_its_objects_stay() -> any
     put(&definitions, None).await?;
     cluster.wait_for(&definitions, TEMPLATES, "established", SOON, is_established).await?;
     let templates: Api<FlexDaemonsetTemplate> = Api::all(cluster.client());
-    let template = serde_json::from_value(json!({
+    let template: FlexDaemonsetTemplate = serde_json::from_value(json!({
         "apiVersion": "flexdaemonsets.xai/v1alpha1", "kind": "FlexDaemonsetTemplate", "metadata": {"name": "kept"},
         "spec": {"cpuPercentage": 1, "memoryPercentage": 1, "storagePercentage": 1},
     }))?;
-    let before = templates.create(&PostParams::default(), &template).await?;
+    // Established is written a moment before the API server serves the kind.
+    let began = Instant::now();
+    let before = loop {
+        match templates.create(&PostParams::default(), &template).await {
+            Err(kube::Error::Api(status)) if status.code == 404 && began.elapsed() < SOON => {}
+            created => break created?,
+        }
+        sleep(Duration::from_millis(20)).await;
+    };
 
     let _groundcrew = Groundcrew::builder(&cluster).config_yaml("nodeStartup: {enabled: true}").start().await?;
     let upgraded = |d: &CustomResourceDefinition| d.annotations().contains_key(RELEASE) && is_established(d);

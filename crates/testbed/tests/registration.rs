@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use groundcrew_testbed::objects::{PodExt, pod};
 use groundcrew_testbed::{AuditEvent, Cluster, Groundcrew, GroundcrewBuilder, Layer};
+use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
@@ -37,11 +38,12 @@ fn json_patch(operations: serde_json::Value) -> anyhow::Result<Patch<()>> {
     Ok(Patch::Json(serde_json::from_value(operations)?))
 }
 
-/// What groundcrew wrote, its lease aside.
-fn our_writes(events: &[AuditEvent]) -> Vec<String> {
+/// What groundcrew has asked to write since then, its lease aside.
+fn our_writes(events: &[AuditEvent], since: Timestamp) -> Vec<String> {
     let ours = events.iter().filter(|e| e.user_agent.starts_with("groundcrew/") && !e.is_about("leases", ""));
     let writes = ours.filter(|e| !["get", "list", "watch"].contains(&e.verb.as_str()));
-    writes.map(|e| format!("{} {}", e.verb, e.object_key().unwrap_or_default())).collect()
+    let recent = writes.filter(|e| e.request_received_timestamp > since);
+    recent.map(|e| format!("{} {}", e.verb, e.object_key().unwrap_or_default())).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,21 +65,28 @@ async fn what_others_change_is_right_again_in_five_seconds() -> anyhow::Result<(
                {"op": "replace", "path": "/webhooks/1/name", "value": "gone.groundcrew.io"}]),
     ];
     for change in changes {
-        let began = Instant::now();
-        configurations.patch(NAME, &PatchParams::default(), &json_patch(change.clone())?).await?;
-        let what = format!("{change} is undone");
-        let undone = |live: &MutatingWebhookConfiguration| live.webhooks == wanted.webhooks;
-        cluster.wait_for(&configurations, NAME, &what, Duration::from_secs(5), undone).await?;
-        println!("{:?}: {change}", began.elapsed());
+        let mut took: Vec<Duration> = Vec::new();
+        // A machine may stand still once, not each time.
+        while took.last().is_none_or(|last| *last > Duration::from_secs(5)) {
+            assert!(took.len() < 3, "{took:?}: {change}");
+            let began = Instant::now();
+            configurations.patch(NAME, &PatchParams::default(), &json_patch(change.clone())?).await?;
+            let what = format!("{change} is undone");
+            let undone = |live: &MutatingWebhookConfiguration| live.webhooks == wanted.webhooks;
+            cluster.wait_for(&configurations, NAME, &what, SOON, undone).await?;
+            took.push(began.elapsed());
+        }
+        println!("{took:?}: {change}");
     }
 
+    let since = Timestamp::now();
     let theirs = json!({"metadata": {"annotations": {"example.com/theirs": "stays"}}});
     configurations.patch(NAME, &PatchParams::default(), &Patch::Merge(&theirs)).await?;
-    let before = our_writes(&cluster.audit_events().await?);
     sleep(Duration::from_secs(3)).await;
     let live = configurations.get(NAME).await?;
     assert_eq!(live.annotations().get("example.com/theirs").map(String::as_str), Some("stays"));
-    assert_eq!(our_writes(&cluster.audit_events().await?), before, "what others add is no reason to write");
+    let writes = our_writes(&cluster.audit_events().await?, since);
+    assert!(writes.is_empty(), "what others add is no reason to write: {writes:?}");
     Ok(())
 }
 
@@ -95,11 +104,20 @@ async fn a_deleted_configuration_stays_deleted_across_restarts_and_says_so() -> 
     configurations.delete(NAME, &DeleteParams::default()).await?;
     let deleted = Instant::now();
     cluster.wait_for(&records, record, "the deletion is on record", SOON, has("mutating-deleted-at")).await?;
+    // Said once the record's write was answered, which a stop would cut short.
+    while !first.log()?.contains("someone deleted the webhook configuration; leaving it deleted") {
+        assert!(deleted.elapsed() < SOON, "nothing is said of the deletion");
+        sleep(Duration::from_millis(20)).await;
+    }
     first.terminate().await?;
-    assert!(first.log()?.contains("someone deleted the webhook configuration; leaving it deleted"));
     let second = groundcrew(&cluster, "second").config_yaml(config).start().await?;
-    while deleted.elapsed() < Duration::from_secs(18) {
-        assert!(configurations.get_opt(NAME).await?.is_none(), "back after {:?}", deleted.elapsed());
+    loop {
+        let back = configurations.get_opt(NAME).await?.is_some();
+        // An answer that took long may be of a later time.
+        if deleted.elapsed() >= Duration::from_secs(18) {
+            break;
+        }
+        assert!(!back, "back after {:?}", deleted.elapsed());
         sleep(Duration::from_millis(200)).await;
     }
     registered(&cluster).await?;
@@ -142,11 +160,20 @@ async fn a_converged_cluster_sees_no_writes() -> anyhow::Result<()> {
     registered(&cluster).await?;
     let namespace = cluster.namespace("quiet").await?;
     namespace.api::<Pod>().create(&PostParams::default(), &pod("stamped").annotated("addtime", "")).await?;
-    sleep(Duration::from_secs(3)).await;
-    let before = our_writes(&cluster.audit_events().await?);
-    assert!(before.iter().any(|write| write.contains("patch")), "{before:?}");
+    let began = Instant::now();
+    let mut before: Vec<String> = Vec::new();
+    // Converged is who has written and then has not for a while.
+    loop {
+        sleep(Duration::from_secs(5)).await;
+        let now = our_writes(&cluster.audit_events().await?, Timestamp::MIN);
+        if now == before && now.iter().any(|write| write.contains("patch")) {
+            break;
+        }
+        assert!(began.elapsed() < 2 * SOON, "never done writing: {now:?}");
+        before = now;
+    }
     // Longer than the resync of the registration and than one watch.
     sleep(Duration::from_secs(35)).await;
-    assert_eq!(our_writes(&cluster.audit_events().await?), before);
+    assert_eq!(our_writes(&cluster.audit_events().await?, Timestamp::MIN), before);
     Ok(())
 }

@@ -78,8 +78,11 @@ async fn killed_supervisor_takes_its_processes_along() {
         assert!(began.elapsed() < Duration::from_secs(10), "still running after ten seconds: {pids:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // Nobody was left to remove it.
-    std::fs::remove_dir_all(&cluster.info().dir).unwrap();
+    // Nobody was left to remove it. The last thread of a process may still write when its first is gone.
+    while let Err(error) = std::fs::remove_dir_all(&cluster.info().dir) {
+        assert!(began.elapsed() < PATIENCE, "{error}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 fn parent_of(pid: u32) -> i32 {
@@ -94,15 +97,19 @@ async fn overdue_wait_shows_the_object_as_last_seen() {
     let namespace = cluster.namespace("overdue").await.unwrap();
     let pods = namespace.api::<Pod>();
     pods.create(&PostParams::default(), &pod("one")).await.unwrap();
-    let soon = Duration::from_millis(300);
-    let error = cluster.wait_for(&pods, "one", "pigs fly", soon, |_| false).await.unwrap_err().to_string();
-    assert!(error.contains("pigs fly") && error.contains("groundcrew.test/none:1"), "{error}");
-    let error = cluster
-        .wait_for_list(&pods, watcher::Config::default(), "there are two", soon, |pods| pods.len() == 2)
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("1 of 1 objects"), "{error}");
+    let (mut one, mut list) = (String::new(), String::new());
+    // A busy machine may show nothing in so short a time.
+    for soon in [300, 3_000, 30_000].map(Duration::from_millis) {
+        one = cluster.wait_for(&pods, "one", "pigs fly", soon, |_| false).await.unwrap_err().to_string();
+        let two = |pods: &[&Pod]| pods.len() == 2;
+        let waited = cluster.wait_for_list(&pods, watcher::Config::default(), "there are two", soon, two).await;
+        list = waited.unwrap_err().to_string();
+        if one.contains("groundcrew.test/none:1") && list.contains("1 of 1 objects") {
+            break;
+        }
+    }
+    assert!(one.contains("pigs fly") && one.contains("groundcrew.test/none:1"), "{one}");
+    assert!(list.contains("1 of 1 objects"), "{list}");
 }
 
 #[tokio::test]
@@ -127,7 +134,7 @@ async fn faults_of_network_and_servers_are_felt_and_pass() {
     let proxy = Proxy::to(cluster.api_addr()).await.unwrap();
     let client = client_for(&proxy.kubeconfig(&cluster).unwrap()).await.unwrap();
     let version = || tokio::time::timeout(Duration::from_millis(500), client.apiserver_version());
-    assert_eq!(version().await.unwrap().unwrap().minor, "36");
+    assert_eq!(client.apiserver_version().await.unwrap().minor, "36");
 
     proxy.freeze();
     assert!(version().await.is_err(), "no answer while frozen");
@@ -172,7 +179,8 @@ async fn controllers_run_a_deployment_on_fake_nodes() {
     let began = Instant::now();
     drop(cluster);
     assert_gone(&pids);
-    assert!(began.elapsed() < Duration::from_secs(10));
+    // Processes that have to be waited for take a minute.
+    assert!(began.elapsed() < Duration::from_secs(30));
 }
 
 fn is_ready(pod: &Pod) -> bool {

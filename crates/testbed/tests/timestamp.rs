@@ -17,6 +17,8 @@ use kube::{Client, ResourceExt};
 use serde_json::json;
 
 const SOON: Duration = Duration::from_secs(30);
+/// After so long without a write, those that are made once are over.
+const CALM: Duration = Duration::from_secs(3);
 
 fn stamp(pod: &Pod) -> Option<&str> {
     pod.annotations().get("timestamp").map(String::as_str)
@@ -83,9 +85,48 @@ impl History {
     }
 }
 
+/// Creates a pod under this name and a number. After a second without an answer the API server goes on without the
+/// webhook: a create that took so long, as on a stalled machine, is made again.
+async fn admitted(pods: &Api<Pod>, how: &PostParams, new: &Pod) -> anyhow::Result<Pod> {
+    for attempt in 0..5 {
+        let mut new = new.clone();
+        new.metadata.name = new.metadata.name.map(|name| format!("{name}-{attempt}"));
+        let began = Instant::now();
+        let created = pods.create(how, &new).await?;
+        if began.elapsed() < Duration::from_secs(1) {
+            return Ok(created);
+        }
+    }
+    anyhow::bail!("creates take longer than a second, again and again")
+}
+
 fn our_pod_writes(events: &[AuditEvent]) -> usize {
     let ours = |e: &&AuditEvent| e.user_agent.starts_with("groundcrew/") && e.is_about("pods", "");
     events.iter().filter(ours).filter(|e| e.is_committed_write()).count()
+}
+
+/// A write is seen by others a moment before it is in the log.
+async fn expect_pod_writes(cluster: &Cluster, expected: usize) -> anyhow::Result<()> {
+    let began = Instant::now();
+    loop {
+        let made = our_pod_writes(&cluster.audit_events().await?);
+        if made >= expected || began.elapsed() > SOON {
+            assert_eq!(made, expected);
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// What groundcrew writes in this time, leases aside, and how many events there are at its end.
+async fn writes_within(cluster: &Cluster, time: Duration, from: usize) -> anyhow::Result<(Vec<String>, usize)> {
+    tokio::time::sleep(time).await;
+    let events = cluster.audit_events().await?;
+    let ours = |e: &&AuditEvent| {
+        e.user_agent.starts_with("groundcrew/") && e.is_committed_write() && !e.is_about("leases", "")
+    };
+    let writes = events.iter().skip(from).filter(ours).map(|e| format!("{} {}", e.verb, e.request_uri)).collect();
+    Ok((writes, events.len()))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -96,25 +137,26 @@ async fn a_new_pod_carries_the_time_when_its_creation_is_answered() -> anyhow::R
     let pods: Api<Pod> = namespace.api();
     registered(&cluster).await?;
 
-    let created = pods.create(&PostParams::default(), &asking("a")).await?;
+    let created = admitted(&pods, &PostParams::default(), &asking("a")).await?;
     let text = stamp(&created).context("not stamped by admission")?;
     let at: jiff::Timestamp = text.parse()?;
     assert!(text.ends_with('Z') && text.len() == 20, "{text}");
-    assert!(at.duration_until(jiff::Timestamp::now()).abs().as_secs() < 10, "{text}");
+    assert!(at.duration_until(jiff::Timestamp::now()).abs().as_secs() < 60, "{text}");
 
     let generated = Pod {
         metadata: kube::api::ObjectMeta { generate_name: Some("g-".into()), name: None, ..asking("x").metadata },
         ..asking("x")
     };
-    assert!(stamp(&pods.create(&PostParams::default(), &generated).await?).is_some());
+    assert!(stamp(&admitted(&pods, &PostParams::default(), &generated).await?).is_some());
 
     let own = pods.create(&PostParams::default(), &asking("own").annotated("timestamp", "mine")).await?;
     assert_eq!(stamp(&own), Some("mine"));
     assert_eq!(stamp(&pods.create(&PostParams::default(), &pod("silent")).await?), None);
 
     let dry = PostParams { dry_run: true, ..PostParams::default() };
-    assert!(stamp(&pods.create(&dry, &asking("dry")).await?).is_some());
-    assert!(pods.get_opt("dry").await?.is_none());
+    let tried = admitted(&pods, &dry, &asking("dry")).await?;
+    assert!(stamp(&tried).is_some());
+    assert!(pods.get_opt(&tried.name_any()).await?.is_none());
     Ok(())
 }
 
@@ -183,14 +225,13 @@ async fn ten_quick_updates_make_one_stamp_and_a_removed_stamp_is_written_anew() 
         }
         anyhow::ensure!(began.elapsed() < 2 * SOON, "no conflict in {rounds} rounds:\n{metrics}");
     };
-    assert_eq!(our_pod_writes(&cluster.audit_events().await?), rounds);
+    expect_pod_writes(&cluster, rounds).await?;
 
     let remove = Patch::Merge(json!({"metadata": {"annotations": {"timestamp": null}}}));
     pods.patch(&busy, &PatchParams::default(), &remove).await?;
     let again = cluster.wait_for(&pods, &busy, "stamped again", SOON, |p| stamp(p).is_some()).await?;
     assert!(stamp(&again) >= stamp(&stamped));
-    assert_eq!(our_pod_writes(&cluster.audit_events().await?), rounds + 1);
-    Ok(())
+    expect_pod_writes(&cluster, rounds + 1).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -240,15 +281,18 @@ async fn a_converged_cluster_sees_no_writes_but_lease_renewals() -> anyhow::Resu
     }
     let all = |pods: &[&Pod]| pods.len() == 20 && pods.iter().all(|p| stamp(p).is_some());
     cluster.wait_for_list(&pods, watcher::Config::default(), "all stamped", SOON, all).await?;
-    let before = cluster.audit_events().await?.len();
+    // What a new leader does once, such as applying definitions, may still be under way.
+    let (began, mut before) = (Instant::now(), cluster.audit_events().await?.len());
+    loop {
+        let (ours, now) = writes_within(&cluster, CALM, before).await?;
+        before = now;
+        if ours.is_empty() {
+            break;
+        }
+        anyhow::ensure!(began.elapsed() < 2 * SOON, "no rest: {ours:?}");
+    }
     // The quiet itself is what is observed: several renewals and a resync of everything that polls.
-    tokio::time::sleep(Duration::from_secs(8)).await;
-    let later = cluster.audit_events().await?;
-    let ours: Vec<_> = later[before..]
-        .iter()
-        .filter(|e| e.user_agent.starts_with("groundcrew/") && e.is_committed_write() && !e.is_about("leases", ""))
-        .map(|e| (&e.verb, &e.request_uri))
-        .collect();
+    let (ours, _) = writes_within(&cluster, Duration::from_secs(8), before).await?;
     assert!(ours.is_empty(), "{ours:?}");
     Ok(())
 }

@@ -202,9 +202,29 @@ pub async fn wait_ready(installation: &Installation<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Every pod that stays is of the newest configuration.
+pub async fn rolled_out(installation: &Installation<'_>) -> anyhow::Result<()> {
+    let cluster = installation.cluster;
+    let done = |d: &Deployment| {
+        let status = d.status.clone().unwrap_or_default();
+        let counts = [status.replicas, status.updated_replicas, status.available_replicas];
+        status.observed_generation == d.meta().generation && counts == [Some(2); 3]
+    };
+    cluster.wait_for(&installation.api::<Deployment>(), "groundcrew", "rolled out", PATIENCE, done).await?;
+    let done = |set: &DaemonSet| {
+        let status = set.status.clone().unwrap_or_default();
+        let wanted = Some(status.desired_number_scheduled);
+        status.observed_generation == set.meta().generation
+            && [status.updated_number_scheduled, status.number_available] == [wanted; 2]
+    };
+    cluster.wait_for(&installation.api::<DaemonSet>(), "groundcrew-agent", "rolled out", PATIENCE, done).await?;
+    Ok(())
+}
+
 /// None of our pods was restarted or refused by the API server. A pod on its way out does not count: when a feature
 /// is switched off, its rights go before the pods that had it.
 pub async fn assert_calm(installation: &Installation<'_>) -> anyhow::Result<()> {
+    rolled_out(installation).await?;
     let mut staying = BTreeSet::new();
     for pod in installation.api::<Pod>().list(&ListParams::default()).await? {
         if pod.meta().deletion_timestamp.is_none() {

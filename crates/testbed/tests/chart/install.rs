@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use groundcrew_testbed::objects::{PodExt, create, pod};
+use groundcrew_testbed::objects::{PodExt, create, is_established, pod, stamped_as};
 use groundcrew_testbed::{Cluster, KwokNode, Layer, TestNamespace, client_for};
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
-use k8s_openapi::api::core::v1::{Node, Pod, Secret};
+use k8s_openapi::api::core::v1::{Node, Pod, Secret, Service};
 use k8s_openapi::api::rbac::v1::ClusterRole;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::runtime::watcher;
@@ -17,8 +18,8 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::cluster::{
-    GATE, Installation, PATIENCE, assert_calm, condition, create_sample, real_node, remove_namespace, sample,
-    wait_ready,
+    GATE, Installation, PATIENCE, assert_calm, condition, create_sample, real_node, remove_namespace, rolled_out,
+    sample, wait_ready,
 };
 use crate::everything::everything;
 use crate::support::{HOME, permissions, read};
@@ -39,6 +40,9 @@ async fn all_features_work_through_the_chart_and_nothing_is_left_when_it_goes() 
 async fn lifetime(installation: &Installation<'_>) -> anyhow::Result<()> {
     let cluster = installation.cluster;
     let namespace = cluster.namespace("user").await?;
+    // The last of what the API server makes for itself, after it is ready.
+    let services: Api<Service> = Api::namespaced(cluster.client(), "default");
+    cluster.wait_for(&services, "kubernetes", "the API server's own", PATIENCE, |_| true).await?;
     let before = everything(cluster, &[namespace.name()]).await?;
 
     let image = "IMG=groundcrew.test/groundcrew:1";
@@ -63,6 +67,7 @@ async fn lifetime(installation: &Installation<'_>) -> anyhow::Result<()> {
     let rules = json!(roles.get("groundcrew").await?.rules);
     let has = |wanted: &str| permissions(&rules).iter().any(|[_, resource, ..]| resource == wanted);
     assert!(has("nodestartuprules") && !has("pods/eviction"), "{rules}");
+    rolled_out(installation).await?;
     cluster.webhook_answers().await?;
     holds_new_nodes(cluster, &namespace).await?;
     assert_calm(installation).await?;
@@ -71,8 +76,13 @@ async fn lifetime(installation: &Installation<'_>) -> anyhow::Result<()> {
     // A shut gate and a held node at the time it goes.
     let held = hold_a_node(cluster, &namespace).await?;
     let gated = shut_a_gate(cluster, &namespace).await?;
-    let users = user_pods(&namespace).await?;
     let nodes: Api<Node> = Api::all(cluster.client());
+    let count = i32::try_from(nodes.list(&ListParams::default()).await?.items.len())?;
+    for (set, pods) in [("node-agent", count), ("never", 1)] {
+        let all = |set: &DaemonSet| set.status.as_ref().is_some_and(|s| s.current_number_scheduled == pods);
+        cluster.wait_for(&namespace.api(), set, "all its pods are made", PATIENCE, all).await?;
+    }
+    let users = user_pods(&namespace).await?;
     assert!(is_held(&nodes.get(&held).await?), "released before its time");
     installation.make(&["undeploy"]).await?;
     installation.api::<Secret>().delete("own-tls", &Default::default()).await?;
@@ -108,7 +118,7 @@ async fn residue_free(
     namespace: &TestNamespace,
     before: &BTreeSet<String>,
 ) -> anyhow::Result<BTreeSet<String>> {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let after = everything(cluster, &[namespace.name()]).await?;
         let left: Vec<_> = after.difference(before).filter(|object| !is_kept(object)).cloned().collect();
@@ -142,20 +152,21 @@ async fn user_pods(namespace: &TestNamespace) -> anyhow::Result<Vec<(String, Opt
 }
 
 async fn stamps(namespace: &TestNamespace) -> anyhow::Result<()> {
-    let created =
-        namespace.api::<Pod>().create(&PostParams::default(), &pod("stamped").annotated("addtime", "")).await?;
-    assert!(created.annotations().contains_key("timestamp"), "timestamp: {:?}", created.annotations());
+    let asking = pod("stamped").annotated("addtime", "");
+    assert!(stamped_as(&namespace.api(), &asking).await?, "not stamped by admission");
     Ok(())
 }
 
 /// By the Makefile's targets, as they are. Nobody has their images, but admission sees their pods.
 async fn samples_come_and_go(installation: &Installation<'_>, namespace: &TestNamespace) -> anyhow::Result<()> {
     admission_knows_the_agent(namespace).await?;
+    let definitions: Api<CustomResourceDefinition> = Api::all(installation.cluster.client());
+    let templates = "flexdaemonsettemplates.flexdaemonsets.xai";
+    installation.cluster.wait_for(&definitions, templates, "established", PATIENCE, is_established).await?;
     installation.make(&["deploy-samples"]).await?;
     let pods: Api<Pod> = Api::namespaced(installation.cluster.client(), "default");
-    let is_gated = |pod: &Pod| pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.is_some());
-    wait_admitted(&pods, "app=web", is_gated).await?;
-    wait_admitted(&pods, "app=node-agent", is_sized).await?;
+    wait_admitted(&pods, "app=web", 1, is_gated).await?;
+    wait_admitted(&pods, "app=node-agent", 1, is_sized).await?;
     installation.make(&["undeploy-samples"]).await?;
     let none = |pods: &[&Pod]| pods.is_empty();
     let all = watcher::Config::default();
@@ -165,7 +176,11 @@ async fn samples_come_and_go(installation: &Installation<'_>, namespace: &TestNa
 async fn sizes(cluster: &Cluster, namespace: &TestNamespace) -> anyhow::Result<()> {
     create_sample(cluster, namespace, sample("sizing/template.yaml")?).await?;
     create_sample(cluster, namespace, sample("sizing/daemonset.yaml")?).await?;
-    wait_admitted(&namespace.api(), "app=node-agent", is_sized).await
+    wait_admitted(&namespace.api(), "app=node-agent", 1, is_sized).await
+}
+
+fn is_gated(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.is_some())
 }
 
 fn is_sized(pod: &Pod) -> bool {
@@ -174,17 +189,22 @@ fn is_sized(pod: &Pod) -> bool {
     requests.is_some_and(|requests| requests.contains_key("cpu"))
 }
 
-/// There are pods with these labels, and admission did this to all of them. Replicas hear of a definition that is just
-/// made within seconds; a pod from before has to be made again.
-async fn wait_admitted(pods: &Api<Pod>, labels: &str, is_right: impl Fn(&Pod) -> bool) -> anyhow::Result<()> {
+/// There are so many pods with these labels, and admission did this to all of them. Replicas hear of a definition that
+/// is just made within seconds; a pod from before has to be made again, and one that a busy machine let past.
+async fn wait_admitted(
+    pods: &Api<Pod>,
+    labels: &str,
+    least: usize,
+    is_right: impl Fn(&Pod) -> bool,
+) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let found = pods.list(&ListParams::default().labels(labels)).await?.items;
         let wrong: Vec<_> = found.iter().filter(|pod| !is_right(pod)).collect();
-        if !found.is_empty() && wrong.is_empty() {
+        if found.len() >= least && wrong.is_empty() {
             return Ok(());
         }
-        anyhow::ensure!(Instant::now() < deadline, "{labels}: none there, or not as they should be: {wrong:?}");
+        anyhow::ensure!(Instant::now() < deadline, "{labels}: too few, or not as they should be: {wrong:?}");
         for pod in wrong {
             match pods.delete(&pod.name_any(), &Default::default()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
@@ -235,6 +255,7 @@ async fn warms(cluster: &Cluster, namespace: &TestNamespace) -> anyhow::Result<(
     // Fake nodes have fake servers.
     template["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": real_node(cluster)?});
     create_sample(cluster, namespace, objects).await?;
+    wait_admitted(&namespace.api(), "app=web", 2, is_gated).await?;
     let warm = |pods: &[&Pod]| {
         pods.len() == 2
             && pods.iter().all(|pod| condition(pod, GATE) == Some("True") && condition(pod, "Ready") == Some("True"))
@@ -251,7 +272,7 @@ pub async fn admission_knows_the_agent(namespace: &TestNamespace) -> anyhow::Res
     let deadline = Instant::now() + PATIENCE;
     loop {
         let created = namespace.api::<Pod>().create(&dry, &probe).await?;
-        if created.spec.is_some_and(|spec| spec.readiness_gates.is_some()) {
+        if is_gated(&created) {
             return Ok(());
         }
         anyhow::ensure!(Instant::now() < deadline, "admission never adds the gate");
@@ -304,7 +325,14 @@ async fn shut_a_gate(cluster: &Cluster, namespace: &TestNamespace) -> anyhow::Re
     spec.node_selector = Some([("kubernetes.io/hostname".to_owned(), real_node(cluster)?)].into());
     spec.termination_grace_period_seconds = Some(0);
     let pods: Api<Pod> = namespace.api();
-    pods.create(&PostParams::default(), &asking).await?;
+    admission_knows_the_agent(namespace).await?;
+    let deadline = Instant::now() + PATIENCE;
+    // On a busy machine it may go past the webhook.
+    while !is_gated(&pods.create(&PostParams::default(), &asking).await?) {
+        anyhow::ensure!(Instant::now() < deadline, "it never gets a gate");
+        pods.delete("gated", &Default::default()).await?;
+        cluster.wait_gone(&pods, "gated", PATIENCE).await?;
+    }
     let shut = |pod: &Pod| condition(pod, GATE) == Some("False") && condition(pod, "ContainersReady") == Some("True");
     cluster.wait_for(&pods, "gated", "the gate is shut", PATIENCE, shut).await?;
     Ok("gated".to_owned())

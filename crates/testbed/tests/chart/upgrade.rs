@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -217,7 +218,11 @@ fn kill_container(id: &str) -> anyhow::Result<()> {
         let groups = std::fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
         let pid = process.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
         if let (true, Some(pid)) = (groups.contains(id), pid) {
-            kill_process(pid, Signal::KILL)?;
+            match kill_process(pid, Signal::KILL) {
+                // It has ended since it was looked at.
+                Err(Errno::SRCH) => {}
+                killed => killed?,
+            }
         }
     }
     Ok(())

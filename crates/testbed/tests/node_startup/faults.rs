@@ -57,9 +57,10 @@ async fn a_crash_at_any_moment_of_a_release_loses_and_repeats_nothing() -> anyho
     let events = cluster.audit_events().await?;
     let releases = judge::releases(&events)?;
     judge::released_only_when_ready(&events, &releases)?;
-    // A write whose author was killed before the answer is committed, but the log does not call it a success.
+    // A write whose author was killed before the answer is committed, but the log does not call it a success; victims
+    // and heirs alike are killed that soon. The victims' first release, that of the marker, was answered.
     let logged = releases.len() as u64;
-    assert!((2 * ROUNDS - after..=2 * ROUNDS).contains(&logged), "{logged} releases, {after} of them by a victim");
+    assert!((ROUNDS..=2 * ROUNDS).contains(&logged), "{logged} releases, {after} of them by a victim");
     println!("killed before the release {before} times, after it {after} times");
     Ok(())
 }
@@ -83,6 +84,8 @@ async fn two_replicas_release_each_node_once_survive_a_crash_and_then_rest() -> 
     }
     make_ready(&cluster, &pods[0]).await?;
     wait_released(&cluster, "n0").await?;
+    // Killed before the answer, it would have made a release that the log does not call a success.
+    judge::wait_answered(&cluster, "n0").await?;
     leader.kill().await?;
     for pod in &pods[1..] {
         make_ready(&cluster, pod).await?;
@@ -96,10 +99,12 @@ async fn two_replicas_release_each_node_once_survive_a_crash_and_then_rest() -> 
         r.status.as_ref().is_some_and(|s| s.would_hold as usize == NODES)
     };
     cluster.wait_for(&rules, "dry", "counts them all", SOON, counted).await?;
-    event(&cluster, &format!("n{}", NODES - 1), "StartupCompleted").await?;
+    for i in 1..NODES {
+        event(&cluster, &format!("n{i}"), "StartupCompleted").await?;
+    }
     engine(&second, "policy").await?;
 
-    let before = cluster.audit_events().await?.len();
+    let before = judge::rest(&cluster).await?;
     // The quiet itself is what is observed: several surveys, renewals and a look at the policies.
     tokio::time::sleep(Duration::from_secs(18)).await;
     // Others' heart-beats are no news either.
@@ -112,6 +117,6 @@ async fn two_replicas_release_each_node_once_survive_a_crash_and_then_rest() -> 
     assert_eq!(judge::our_writes(&events, before), Vec::<String>::new());
     let releases = judge::releases(&events)?;
     judge::released_only_when_ready(&events, &releases)?;
-    assert_eq!(releases.len(), NODES);
+    assert_eq!(judge::let_go(&events, &releases).len(), NODES);
     Ok(())
 }

@@ -41,6 +41,8 @@ async fn policies_stop_tainting_while_too_many_nodes_time_out_and_start_again_wh
     let cluster = Cluster::start(Layer::Api).await?;
     let yaml = config("engine: policy\ntimeout: 2s\nguard:\n  minNodes: 3");
     let groundcrew = Groundcrew::builder(&cluster).config_yaml(&yaml).start().await?;
+    // Only who leads when the guard closes says so.
+    leading(&groundcrew).await?;
     stop(&cluster, &groundcrew).await?;
     heal(&cluster, &groundcrew).await?;
     crate::births::births_carry(&cluster, KEY).await
@@ -52,6 +54,7 @@ async fn webhook_and_backfill_stop_tainting_together_and_start_again_together() 
     let yaml = config("engine: webhook\nbackfill: true\ntimeout: 2s\nguard:\n  minNodes: 3");
     let groundcrew = Groundcrew::builder(&cluster).config_yaml(&yaml).start().await?;
     crate::births::births_carry(&cluster, KEY).await?;
+    leading(&groundcrew).await?;
     let free = stop(&cluster, &groundcrew).await?;
     let last = held_node(&cluster, "last").await?;
     event(&cluster, &last.name_any(), "StartupTimedOut").await?;

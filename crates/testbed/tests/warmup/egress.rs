@@ -40,7 +40,7 @@ async fn no_annotation_config_or_answer_leads_to_another_server() -> anyhow::Res
     }
     assert_eq!((own.hits().len(), evil.hits().len()), (0, 0), "no request for what is refused");
 
-    let quick = [("requests", "2"), ("duration", "1s")];
+    let quick = [("requests", "2"), ("mode", "asap"), ("duration", "20s")];
     for status in [301, 302, 307, 308] {
         let headers =
             format!("location: http://{host}/\r\nrefresh: 0; url=http://{host}/\r\nalt-svc: h2=\"{host}\"\r\n");

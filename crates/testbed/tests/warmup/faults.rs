@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use groundcrew_testbed::{Cluster, Groundcrew, Layer};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use serde_json::json;
 
@@ -131,7 +131,10 @@ async fn two_hundred_pods_at_once_are_all_warmed_ten_at_a_time() -> anyhow::Resu
     up(&small.api(), asking("quick", &other, &settings)).await?;
     let started = std::time::Instant::now();
     cluster.wait_for(&small.api::<Pod>(), "quick", "warm", SOON, |p| reason(p) == "WarmupComplete").await?;
-    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
+    let took = started.elapsed();
+    // A machine that stalls does so for the others, too: had it been behind them, at most ten would be left.
+    let cold = pods.list(&ListParams::default()).await?.iter().filter(|p| reason(p) != "WarmupComplete").count();
+    assert!(took < Duration::from_secs(8) || cold > 20, "{took:?}, {cold} of the others not warm");
 
     let warm = |pods: &[&Pod]| pods.len() == PODS && pods.iter().all(|p| reason(p) == "WarmupComplete");
     cluster.wait_for_list(&pods, watcher::Config::default(), "all warm", 3 * SOON, warm).await?;

@@ -26,7 +26,7 @@ async fn a_pod_is_gated_warmed_opened_and_warmed_again_when_its_container_restar
     let namespace = cluster.namespace("life").await?;
     let pods: Api<Pod> = namespace.api();
     let server = Server::start().await?;
-    let settings = [("requests", "5"), ("duration", "1s"), ("endpoint", "warm?x=1")];
+    let settings = [("requests", "5"), ("mode", "asap"), ("duration", "50s"), ("endpoint", "warm?x=1")];
 
     let early = pods.create(&PostParams::default(), &asking("early", &server, &settings)).await?;
     assert!(!is_gated(&early), "no agent lives, so nobody could open the gate");
@@ -143,7 +143,8 @@ async fn outcomes_are_written_as_documented() -> anyhow::Result<()> {
     })
     .await?;
     create(&cluster, namespace.name(), "login", login()).await?;
-    let quick = [("requests", "2"), ("duration", "1s")];
+    // Ten seconds for each request: what one answered is told, whatever the machine does meanwhile.
+    let quick = [("requests", "2"), ("mode", "asap"), ("duration", "20s")];
     let with = |extra: &[(&'static str, &'static str)]| [&quick[..], extra].concat();
 
     up(&pods, asking("fails-open", &broken, &with(&[]))).await?;
@@ -164,7 +165,9 @@ async fn outcomes_are_written_as_documented() -> anyhow::Result<()> {
     assert_eq!(reason(&open("retried").await?), "WarmupFailedOpen");
     let closed = cluster.wait_for(&pods, "closed", "failed", SOON, |p| reason(p) == "WarmupFailed").await?;
     assert!(!is_open(&closed) && message(&closed).contains(" follows at 20"), "{}", message(&closed));
-    cluster.wait_for(&pods, "closed", "a later attempt", SOON, |p| message(p).contains("; attempt 3 follows")).await?;
+    // The third follows after a second or two and may be over by now.
+    let later = |p: &Pod| (3..50).any(|n| message(p).contains(&format!("; attempt {n} follows")));
+    cluster.wait_for(&pods, "closed", "a later attempt", SOON, later).await?;
     // One attempt of each, two of the retried, and at least two of the closed one.
     assert!(broken.hits().len() >= 2 + 4 + 4, "{}", broken.hits().len());
     Ok(())

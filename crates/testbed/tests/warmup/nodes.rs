@@ -73,10 +73,18 @@ async fn a_deployment_is_ready_only_when_warm_and_rolls_on_without_its_agents() 
     cluster.load_image(&image).await?;
     cluster.load_image(&server).await?;
     let config = config::load(json!({"warmup": {"agentTimeout": "15s"}}), vec![])?;
-    apply(&cluster, HOME, groundcrew::manifests::objects(&config, HOME, image.name())).await?;
+    let objects = groundcrew::manifests::objects(&config, HOME, image.name());
+    // Rights first: a program that starts before them is refused.
+    let is_right = |kind: &str| kind == "Namespace" || kind.contains("Role");
+    let rights = objects.iter().filter(|object| object["kind"].as_str().is_some_and(is_right)).cloned().collect();
+    apply(&cluster, HOME, rights).await?;
+    apply(&cluster, HOME, objects).await?;
     let agents: Api<DaemonSet> = Api::namespaced(cluster.client(), HOME);
     let agents_ready = |set: &DaemonSet| set.status.as_ref().is_some_and(|s| s.number_ready == 1);
     cluster.wait_for(&agents, "groundcrew-agent", "an agent ready", PATIENCE, agents_ready).await?;
+    let operators: Api<Deployment> = Api::namespaced(cluster.client(), HOME);
+    let serves = |d: &Deployment| d.status.as_ref().is_some_and(|s| s.ready_replicas >= Some(1));
+    cluster.wait_for(&operators, "groundcrew", "an operator ready", PATIENCE, serves).await?;
     cluster.webhook_answers().await?;
     let namespace = cluster.namespace("real").await?;
     let pods: Api<Pod> = namespace.api();

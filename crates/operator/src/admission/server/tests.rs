@@ -46,6 +46,8 @@ fn limits() -> Limits {
 }
 
 const BRIEF: Duration = Duration::from_millis(300);
+/// Longer than a stall, shorter than the limits above: what ends by itself only then has failed.
+const FAR: Duration = Duration::from_secs(20);
 
 impl Scene {
     async fn start(limits: Limits) -> Self {
@@ -154,7 +156,7 @@ async fn text(response: http::Response<hyper::body::Incoming>) -> hyper::Result<
 /// The server ends the connection: an end of file, or an error.
 async fn closed_by_server(stream: &mut Io) {
     let mut sink = Vec::new();
-    timeout(Duration::from_secs(5), stream.read_to_end(&mut sink)).await.expect("still open").ok();
+    timeout(FAR, stream.read_to_end(&mut sink)).await.expect("still open").ok();
 }
 
 #[tokio::test]
@@ -191,7 +193,7 @@ async fn a_body_that_is_not_read_yet_does_not_hold_up_the_others() {
         })
         .collect();
     scene.in_flight(6).await;
-    let answer = timeout(Duration::from_secs(5), client.clone().0.send_request(post("/echo"))).await;
+    let answer = timeout(FAR, client.clone().0.send_request(post("/echo"))).await;
     assert_eq!(text(answer.expect("held up").unwrap()).await.unwrap().len(), 1024 * 1024);
     scene.gate.add_permits(6);
     for answer in waiting {
@@ -253,7 +255,7 @@ async fn a_handshake_that_does_not_come_is_given_up() {
     let scene = Scene::start(Limits { handshake: BRIEF, ..limits() }).await;
     let mut silent = TcpStream::connect(scene.address).await.unwrap();
     let mut byte = [0];
-    let read = timeout(Duration::from_secs(5), silent.read(&mut byte)).await.expect("still open");
+    let read = timeout(FAR, silent.read(&mut byte)).await.expect("still open");
     assert_eq!(read.unwrap_or(0), 0);
     eventually("counted", || scene.metrics.closed_so_far(Closed::handshake) == 1).await;
 }
@@ -271,7 +273,7 @@ async fn a_header_sent_drop_by_drop_is_cut_off() {
             }
         }
     };
-    timeout(Duration::from_secs(5), dripping).await.expect("still open");
+    timeout(FAR, dripping).await.expect("still open");
     assert_eq!(scene.metrics.closed_so_far(Closed::slow_header), 1);
 }
 
@@ -323,7 +325,7 @@ async fn requests_in_flight_are_answered_before_the_end() {
     scene.gate.add_permits(2);
     let (one, two) = answers.await.unwrap();
     assert_eq!((one.unwrap(), two.unwrap()), ("slow".to_owned(), "slow".to_owned()));
-    timeout(Duration::from_secs(10), scene.done).await.expect("still serving").unwrap().unwrap();
+    timeout(FAR, scene.done).await.expect("still serving").unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -333,7 +335,7 @@ async fn a_request_that_never_ends_does_not_hold_up_the_end() {
     let answer = tokio::spawn(async move { client.get("/slow").await });
     scene.in_flight(1).await;
     scene.shutdown.cancel();
-    timeout(Duration::from_secs(10), scene.done).await.expect("still serving").unwrap().unwrap();
+    timeout(FAR, scene.done).await.expect("still serving").unwrap().unwrap();
     assert!(answer.await.unwrap().is_err());
 }
 
