@@ -3,7 +3,7 @@
 //! The built-in rule keeps the taint, label and annotations of the seed; a `NodeStartupRule` compiles into the same
 //! type, so there is one decision for both.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -28,6 +28,8 @@ pub struct Rules {
     pub guard: guard::Limits,
     /// Names of those that taint nobody for now: too many of their recent nodes never became ready.
     pub stopped: BTreeSet<String>,
+    /// Rules of the cluster's own that want what another has, by name.
+    pub refused: BTreeMap<String, Invalid>,
 }
 
 /// One taint and what lifts it.
@@ -355,20 +357,24 @@ pub fn orphaned(rules: &[Rule], recorded: &[TaintSpec]) -> Vec<TaintSpec> {
 
 /// Two rules must not share a taint: each would undo the other. Nor a name: counts and events would mix. The first by
 /// order keeps it.
-pub fn refuse_doubles(rules: &mut [Rule]) -> Vec<(String, Invalid)> {
-    let mut refused = Vec::new();
+///
+/// A refused rule with the very taint of another is no rule at all: its selector, its timeout or its end would release
+/// nodes that the other holds. One with another value or key may hold nodes of its own, and stays for their sake.
+pub fn refuse_doubles(rules: &mut Vec<Rule>) -> BTreeMap<String, Invalid> {
+    let mut refused = BTreeMap::new();
     let mut taken: Vec<(String, TaintSpec)> = Vec::new();
-    for rule in rules {
+    rules.retain_mut(|rule| {
         let invalid = match taken.iter().find(|(name, taint)| *name == rule.name || taint.clashes(&rule.taint)) {
             None => {
                 taken.push((rule.name.clone(), rule.taint.clone()));
-                continue;
+                return true;
             }
             Some((name, _)) if *name == rule.name => Invalid::NameTaken(name.clone()),
             Some(_) => Invalid::TaintTaken(rule.taint.key.clone()),
         };
         rule.needs = vec![Need::Broken(invalid.to_string())];
-        refused.push((rule.name.clone(), invalid));
-    }
+        refused.insert(rule.name.clone(), invalid);
+        !taken.iter().any(|(_, taint)| *taint == rule.taint)
+    });
     refused
 }

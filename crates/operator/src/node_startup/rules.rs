@@ -78,7 +78,8 @@ async fn installed(rules: &Api<NodeStartupRule>) -> bool {
 pub(super) fn recompile(shared: &Shared, context: &Context) {
     let mut own = Vec::new();
     shared.cluster_rules.for_each(|_, rule| own.push(Arc::clone(rule)));
-    own.sort_by_key(|rule| rule.name_any());
+    // The first to ask for a taint keeps it, whatever a later rule is called.
+    own.sort_by_key(|rule| (rule.metadata.creation_timestamp.clone(), rule.name_any()));
     let built_in: Rules = context.config.node_startup.rules();
     let compiled = own.iter().map(|rule| {
         let mut draft = rule.draft();
@@ -86,7 +87,7 @@ pub(super) fn recompile(shared: &Shared, context: &Context) {
         draft.compile().0
     });
     let mut rules = Rules { rules: built_in.rules.iter().cloned().chain(compiled).collect(), ..built_in };
-    refuse_doubles(&mut rules.rules);
+    rules.refused = refuse_doubles(&mut rules.rules);
     let orphans = shared.record.orphans(&rules.rules);
     info!(rules = own.len(), orphans = orphans.len(), "rules of the cluster read");
     rules.rules.extend(orphans.into_iter().map(Rule::of_the_past));
@@ -98,15 +99,8 @@ pub(super) fn recompile(shared: &Shared, context: &Context) {
 /// What is wrong with a rule, if anything is.
 fn problem(shared: &Shared, rule: &NodeStartupRule) -> Option<String> {
     let (_, invalid): (_, Option<Invalid>) = rule.draft().compile();
-    let shared_taint = || {
-        let rules = shared.rules();
-        let compiled = rules.rules.iter().find(|r| !r.is_built_in() && r.name == rule.name_any())?;
-        compiled.needs.iter().find_map(|need| match need {
-            groundcrew_core::node_startup::Need::Broken(why) => Some(why.clone()),
-            _ => None,
-        })
-    };
-    invalid.map(|i| i.to_string()).or_else(shared_taint)
+    let refused = || shared.rules().refused.get(&rule.name_any()).cloned();
+    invalid.or_else(refused).map(|why| why.to_string())
 }
 
 /// Finalizers and status, by the leader, every few seconds and only where something differs.

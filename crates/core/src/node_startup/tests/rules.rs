@@ -43,6 +43,10 @@ fn a_rule_that_cannot_be_followed_says_why_and_taints_nobody(#[case] draft: Draf
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
+fn pool(name: &str) -> LabelSelector {
+    serde_json::from_value(json!({"matchLabels": {"pool": name}})).unwrap()
+}
+
 fn misfit() -> LabelSelector {
     serde_json::from_value(json!({"matchExpressions": [{"key": "a", "operator": "In"}]})).unwrap()
 }
@@ -87,8 +91,34 @@ fn two_rules_never_share_a_taint() {
     rules.push(Draft { taint_key: taint_key.clone(), ..draft("thief") }.compile().0);
     rules.push(Draft { taint_key, effect: Some(Effect::NoExecute), ..draft("neighbour") }.compile().0);
     let refused = refuse_doubles(&mut rules);
-    assert_eq!(refused, [("thief".to_owned(), Invalid::TaintTaken(KEY.to_owned()))]);
-    assert_eq!(rules.iter().map(Rule::taints).collect::<Vec<_>>(), [true, false, true]);
+    assert_eq!(refused, [("thief".to_owned(), Invalid::TaintTaken(KEY.to_owned()))].into());
+    let tainting: Vec<&str> = rules.iter().filter(|rule| rule.taints()).map(|rule| rule.name.as_str()).collect();
+    assert_eq!(tainting, ["initializing", "neighbour"]);
+}
+
+#[rstest]
+#[case::means_other_nodes(Draft { node_selector: pool("gpu"), ..draft("thief") })]
+#[case::deleted(Draft { deleting: true, ..draft("thief") })]
+#[case::overdue(Draft { timeout: Some(Duration::from_secs(1)), on_timeout: OnTimeout::Release, ..draft("thief") })]
+fn a_refused_rule_releases_nobody_whom_the_rule_with_that_taint_holds(#[case] thief: Draft) {
+    let thief = Draft { taint_key: Some(KEY.to_owned()), ..thief };
+    let mut rules = built_in(&common());
+    rules.rules.push(thief.compile().0);
+    refuse_doubles(&mut rules.rules);
+    let held = node("n");
+    let seen = Seen { node: &held, daemon_sets: &[daemon_set("agent")], pods: &[], user_pods: false };
+    let decision = decide(&rules, &seen, at(60));
+    assert!(decision.patch(&held, at(60)).is_none(), "{:?}", decision.verdicts);
+}
+
+#[test]
+fn a_refused_rule_still_lets_go_of_its_own_value() {
+    let mut rules = built_in(&common());
+    let late = Draft { taint_key: Some(KEY.to_owned()), taint_value: Some("mine".to_owned()), ..draft("late") };
+    rules.rules.push(Draft { deleting: true, ..late }.compile().0);
+    assert_eq!(refuse_doubles(&mut rules.rules).len(), 1);
+    let held = node("n").without(KEY).taint(KEY, "mine", "NoSchedule");
+    assert_eq!(verdicts(&rules, &held, &[], &[], at(60))[1], Verdict::Release(Released::RuleGone));
 }
 
 #[test]
@@ -126,6 +156,6 @@ fn a_rule_with_the_name_of_a_phase_is_refused_and_taints_nobody() {
     let mut rules = built_in(&common()).rules;
     rules.push(draft("initializing").compile().0);
     let refused = refuse_doubles(&mut rules);
-    assert_eq!(refused, [("initializing".to_owned(), Invalid::NameTaken("initializing".to_owned()))]);
+    assert_eq!(refused, [("initializing".to_owned(), Invalid::NameTaken("initializing".to_owned()))].into());
     assert!(rules[0].taints() && !rules[1].taints());
 }
