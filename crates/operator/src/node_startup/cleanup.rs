@@ -52,7 +52,7 @@ pub fn permissions() -> Vec<PolicyRule> {
     ]
 }
 
-/// For a feature that is off: what is on record is taken back, again and again until a rollout must be over.
+/// For a feature that is off: what it left is taken back, again and again until a rollout must be over.
 pub fn start(context: &Context) {
     let context = context.clone();
     context.tasks.clone().spawn(context.stopping.clone().run_until_cancelled_owned(async move {
@@ -71,7 +71,7 @@ pub fn start(context: &Context) {
                     AGAIN
                 }
                 Ok(Step::Cleaned) => {
-                    clean_since = None;
+                    clean_since = Some(Instant::now());
                     AGAIN
                 }
                 Err(why) => {
@@ -88,7 +88,7 @@ enum Step {
     /// There was something to take back.
     Cleaned,
     Clean,
-    /// Nothing is on record any more.
+    /// There is nothing of ours, and has not been for long.
     Over,
 }
 
@@ -102,7 +102,9 @@ pub async fn run(clients: &Clients, config: &Config, namespace: &str) -> Result<
 impl Cleaner<'_> {
     async fn retire(&self, config: &Config, clean_since: Option<Instant>) -> Result<Step, String> {
         let recorded = record::read(&self.clients.read, self.namespace).await?;
-        if recorded.is_empty() {
+        // The record knows only the built-in taints; a rule that has tainted anybody carries our finalizer.
+        let never_on = || async { Ok::<_, String>(recorded.is_empty() && self.bound_rules().await?.is_empty()) };
+        if clean_since.is_none() && never_on().await? {
             return Ok(Step::Over);
         }
         if self.take_back(config, &recorded).await? > 0 {
@@ -110,6 +112,9 @@ impl Cleaner<'_> {
             return Ok(Step::Cleaned);
         }
         if clean_since.is_some_and(|since| since.elapsed() > record::FORGET_AFTER) {
+            if recorded.is_empty() {
+                return Ok(Step::Over);
+            }
             record::write(self.writer, self.namespace, &[]).await?;
         }
         Ok(Step::Clean)
@@ -181,12 +186,17 @@ impl Cleaner<'_> {
         }
     }
 
+    async fn bound_rules(&self) -> Result<Vec<NodeStartupRule>, String> {
+        let mut bound = self.cluster_rules().await?;
+        bound.retain(|rule| rule.finalizers().iter().any(|f| f == FINALIZER));
+        Ok(bound)
+    }
+
     /// Without anybody to remove it, our finalizer would keep a rule from ever being deleted.
     async fn let_rules_go(&self) -> Result<usize, String> {
         let mut freed = 0;
         for _ in 0..ATTEMPTS {
-            let mut bound = self.cluster_rules().await?;
-            bound.retain(|rule| rule.finalizers().iter().any(|f| f == FINALIZER));
+            let bound = self.bound_rules().await?;
             if bound.is_empty() {
                 return Ok(freed);
             }
