@@ -42,6 +42,7 @@ pub mod crd;
 pub mod engine;
 pub mod gather;
 mod heard;
+mod kept;
 mod metrics;
 mod record;
 mod rules;
@@ -50,6 +51,7 @@ mod survey;
 use crd::NodeStartupRule;
 use gather::{ByNode, Interned, World};
 use heard::Heard;
+use kept::Kept;
 use metrics::Metrics;
 use record::Record;
 
@@ -143,6 +145,7 @@ pub struct Shared {
     /// Nodes to look at again.
     changes: Arc<Changes>,
     heard: Arc<Heard>,
+    kept: Kept,
     /// When it was last said of a node and rule that it is held.
     told: Mutex<HashMap<(String, String), Timestamp>>,
 }
@@ -163,6 +166,7 @@ impl Shared {
             version: watch::Sender::new(None),
             changes: Arc::default(),
             heard: Arc::default(),
+            kept: Kept::default(),
             told: Mutex::default(),
         })
     }

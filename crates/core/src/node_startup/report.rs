@@ -77,7 +77,8 @@ pub struct Tally {
 
 impl Tally {
     pub fn count(&mut self, verdict: &Verdict) {
-        self.held += u32::from(verdict.holds());
+        // One that is let go right now still carries it: a rule may not go before that write is made.
+        self.held += u32::from(verdict.holds() || matches!(verdict, Verdict::Release(_)));
         self.timed_out += u32::from(verdict.holds() && verdict.timed_out());
         self.cannot_run += u32::from(matches!(verdict, Verdict::CannotEver { .. }));
     }

@@ -28,7 +28,7 @@ pub struct Rules {
     pub guard: guard::Limits,
     /// Names of those that taint nobody for now: too many of their recent nodes never became ready.
     pub stopped: BTreeSet<String>,
-    /// Rules of the cluster's own that want what another has, by name.
+    /// Rules of the cluster's own that cannot be followed, by name.
     pub refused: BTreeMap<String, Invalid>,
 }
 
@@ -203,6 +203,14 @@ impl Rules {
     #[must_use]
     pub fn is_stopped(&self, rule: &Rule) -> bool {
         self.stopped.contains(&rule.name)
+    }
+
+    /// Names of the cluster's own rules that are deleted, or refused for the very taint of another: they set no taint,
+    /// and never will.
+    pub fn over(&self) -> impl Iterator<Item = &String> {
+        let own = |name: &String| self.rules.iter().find(|rule| !rule.is_built_in() && rule.name == *name);
+        let retired = self.rules.iter().filter(|rule| !rule.is_built_in() && rule.retired).map(|rule| &rule.name);
+        retired.chain(self.refused.keys().filter(move |name| own(name).is_none()))
     }
 
     /// Whether there is anything to decide about a node with these taints; most nodes were released long ago.

@@ -10,6 +10,7 @@
 //! A graceful stop leaves the policies: nodes are born tainted while nobody of us lives. The moment in which both are
 //! there is harmless, since whoever comes second finds the taint.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ use super::metrics::Metrics;
 use super::{Shared, node_entry};
 use crate::admission::registration::{Kind, NAME};
 use crate::run::Context;
-use crate::runtime::apply::{Outcome, Target, Write};
+use crate::runtime::apply::{Outcome, Target, Write, WriteError};
 
 /// How often to look whether the API server was upgraded, and whether the policies are as they should be.
 const LOOK: Duration = Duration::from_secs(15);
@@ -103,12 +104,19 @@ async fn settle(
         _ => Active::None,
     };
     let rules = shared.rules();
+    let leads = context.leadership.is_leader();
+    let mut refused = BTreeMap::new();
     match active {
-        Active::Policy if context.leadership.is_leader() => {
-            if keep(context, &rules, true).await? && has_node_entry(context) {
+        Active::Policy if leads => {
+            let written;
+            (written, refused) = keep(context, &rules, true).await?;
+            if written && has_node_entry(context) {
                 sleep(OVERLAP).await;
             }
-            register(context, false);
+            // What is refused has no policy: where the webhook stands in for it, that stays.
+            if refused.is_empty() {
+                register(context, false);
+            }
         }
         // Who leads next must not drop the entry before it has seen to the policies.
         Active::Policy => {
@@ -131,7 +139,12 @@ async fn settle(
         info!(engine = active.name(), "new nodes are tainted by this engine");
         metrics.engine(active.name());
     }
-    Ok(())
+    let problem = refused.iter().next().map(|(name, why)| format!("{name}: {why}"));
+    match leads {
+        true => shared.kept.note(&rules, refused),
+        false => shared.kept.forget(),
+    }
+    problem.map_or(Ok(()), Err)
 }
 
 /// Until policies are in place, a registered webhook is what holds new nodes.
@@ -201,12 +214,17 @@ fn wanted(context: &Context, rules: &Rules) -> (Vec<Value>, Vec<Value>) {
     (policies, tainting().filter(|rule| !rules.is_stopped(rule)).map(policy::binding).collect())
 }
 
-/// Makes policies and bindings what the rules ask for, or removes them all; whether anything was written.
-async fn keep(context: &Context, rules: &Rules, wants: bool) -> Result<bool, String> {
+/// What the API server would not have, by name, and why.
+type Refused = BTreeMap<String, String>;
+
+/// Makes policies and bindings what the rules ask for, or removes them all; whether anything was written. One that is
+/// refused is no reason to leave the others undone.
+async fn keep(context: &Context, rules: &Rules, wants: bool) -> Result<(bool, Refused), String> {
     let (policies, bindings) = if wants { wanted(context, rules) } else { Default::default() };
-    let one = keep_kind::<MutatingAdmissionPolicy>(context, &policies).await?;
-    let two = keep_kind::<MutatingAdmissionPolicyBinding>(context, &bindings).await?;
-    Ok(one || two)
+    let mut refused = Refused::new();
+    let one = keep_kind::<MutatingAdmissionPolicy>(context, &policies, &mut refused).await?;
+    let two = keep_kind::<MutatingAdmissionPolicyBinding>(context, &bindings, &mut refused).await?;
+    Ok((one || two, refused))
 }
 
 /// Whether the leader has done all that.
@@ -223,17 +241,48 @@ fn name_of(object: &Value) -> &str {
 }
 
 fn is_there(live: &[DynamicObject], wanted: &Value) -> bool {
-    let spec = |live: &DynamicObject| live.data.get("spec").zip(wanted.get("spec")).is_some_and(|(l, w)| holds(l, w));
-    live.iter().any(|live| live.name_any() == name_of(wanted) && spec(live))
+    let same = |live: &DynamicObject| {
+        let spec = live.data.get("spec").zip(wanted.get("spec"));
+        spec.is_some_and(|(live, wanted)| holds(live, wanted) && whom(live) == whom(wanted))
+    };
+    live.iter().any(|live| live.name_any() == name_of(wanted) && same(live))
 }
 
-async fn keep_kind<K: Resource<DynamicType = ()>>(context: &Context, wanted: &[Value]) -> Result<bool, String> {
+/// Whom a policy means. The server adds nothing here, so a label more than we want is a node less, not its own matter.
+fn whom(spec: &Value) -> Value {
+    spec.pointer("/matchConstraints/objectSelector").map(without_empty).unwrap_or(Value::Null)
+}
+
+/// Empty is absent, as the server sees it.
+fn without_empty(value: &Value) -> Value {
+    let keeps = |value: &Value| !matches!(value, Value::Null) && !is_empty(value);
+    match value {
+        Value::Object(map) => {
+            let kept = map.iter().map(|(key, value)| (key.clone(), without_empty(value)));
+            Value::Object(kept.filter(|(_, value)| keeps(value)).collect())
+        }
+        Value::Array(list) => list.iter().map(without_empty).collect(),
+        other => other.clone(),
+    }
+}
+
+async fn keep_kind<K: Resource<DynamicType = ()>>(
+    context: &Context,
+    wanted: &[Value],
+    refused: &mut Refused,
+) -> Result<bool, String> {
     let live = owned::<K>(&context.clients.read).await?;
     let mut written = false;
     for object in wanted.iter().filter(|object| !is_there(&live, object)) {
         let name = name_of(object);
         let target = Target::of::<K>(None, name, "");
-        done(context.writer.write(Feature::NodeStartup, &target, &Write::Apply(object.clone())).await)?;
+        match context.writer.write(Feature::NodeStartup, &target, &Write::Apply(object.clone())).await {
+            Err(WriteError::Refused(status)) => {
+                refused.insert(name.to_owned(), status.message.clone());
+                continue;
+            }
+            other => done(other)?,
+        }
         written = true;
         debug!(name, "policy applied");
     }
@@ -250,7 +299,7 @@ async fn keep_kind<K: Resource<DynamicType = ()>>(context: &Context, wanted: &[V
     Ok(written)
 }
 
-fn done(result: Result<Outcome, crate::runtime::apply::WriteError>) -> Result<(), String> {
+fn done(result: Result<Outcome, WriteError>) -> Result<(), String> {
     match result {
         Ok(Outcome::Done(_) | Outcome::Gone) => Ok(()),
         Ok(other) => Err(format!("{other:?}")),
@@ -285,5 +334,45 @@ fn holds(live: &Value, wanted: &Value) -> bool {
 }
 
 fn is_empty(value: &Value) -> bool {
-    value.as_object().is_some_and(serde_json::Map::is_empty)
+    value.as_object().is_some_and(serde_json::Map::is_empty) || value.as_array().is_some_and(Vec::is_empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use groundcrew_core::node_startup::Draft;
+    use serde_json::json;
+
+    use super::*;
+
+    fn policy_of(selector: Value) -> Value {
+        let node_selector = serde_json::from_value(selector).unwrap();
+        let draft = Draft { name: "gpu".to_owned(), all_daemon_sets: true, node_selector, ..Draft::default() };
+        policy::policy(&Rules::default(), &draft.compile().0, "Fail")
+    }
+
+    /// As the API server gives it back: with what it adds, and without what is empty.
+    fn live(selector: Value) -> DynamicObject {
+        let mut object = policy_of(json!({}));
+        object["spec"]["matchConstraints"]["objectSelector"] = selector;
+        object["spec"]["variables"] = json!([]);
+        object["metadata"]["resourceVersion"] = json!("7");
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[rstest::rstest]
+    #[case::same(json!({"matchLabels": {"a": "1"}}), json!({"matchLabels": {"a": "1"}}), true)]
+    #[case::everybody(json!({}), json!({}), true)]
+    #[case::empty_parts(json!({"matchLabels": {}, "matchExpressions": []}), json!({}), true)]
+    #[case::no_values(json!({"matchExpressions": [{"key": "a", "operator": "Exists", "values": []}]}),
+        json!({"matchExpressions": [{"key": "a", "operator": "Exists"}]}), true)]
+    #[case::widened(json!({"matchLabels": {"a": "1"}}), json!({"matchLabels": {"a": "1", "b": "2"}}), false)]
+    #[case::widened_to_all(json!({}), json!({"matchLabels": {"a": "1"}}), false)]
+    #[case::narrowed(json!({"matchLabels": {"a": "1"}}), json!({}), false)]
+    fn a_policy_is_in_place_only_if_it_means_the_same_nodes(
+        #[case] wanted: Value,
+        #[case] there: Value,
+        #[case] expected: bool,
+    ) {
+        assert_eq!(is_there(&[live(there)], &policy_of(wanted)), expected);
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! A rule taints nobody before it carries our finalizer: deleted without it, it would leave taints that no rule knows.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ pub(super) const FINALIZER: &str = "groundcrew.io/node-startup";
 /// How often to look whether the resource has been installed.
 const LOOK: Duration = Duration::from_secs(10);
 const CALL: Duration = Duration::from_secs(5);
-/// Policies and other replicas may go on tainting for this long after a rule was deleted.
+/// Other replicas may go on tainting for this long after a rule was deleted.
 const LINGER: i64 = 5;
 
 pub(super) fn start(context: &Context, shared: &Arc<Shared>) {
@@ -81,13 +82,17 @@ pub(super) fn recompile(shared: &Shared, context: &Context) {
     // The first to ask for a taint keeps it, whatever a later rule is called.
     own.sort_by_key(|rule| (rule.metadata.creation_timestamp.clone(), rule.name_any()));
     let built_in: Rules = context.config.node_startup.rules();
-    let compiled = own.iter().map(|rule| {
+    let mut rules = built_in;
+    let mut invalid: BTreeMap<String, Invalid> = BTreeMap::new();
+    for rule in &own {
         let mut draft = rule.draft();
         draft.dry_run |= !rule.finalizers().iter().any(|f| f == FINALIZER);
-        draft.compile().0
-    });
-    let mut rules = Rules { rules: built_in.rules.iter().cloned().chain(compiled).collect(), ..built_in };
+        let (compiled, why) = draft.compile();
+        invalid.extend(why.map(|why| (rule.name_any(), why)));
+        rules.rules.push(compiled);
+    }
     rules.refused = refuse_doubles(&mut rules.rules);
+    rules.refused.extend(invalid);
     let orphans = shared.record.orphans(&rules.rules);
     info!(rules = own.len(), orphans = orphans.len(), "rules of the cluster read");
     rules.rules.extend(orphans.into_iter().map(Rule::of_the_past));
@@ -96,15 +101,15 @@ pub(super) fn recompile(shared: &Shared, context: &Context) {
     shared.mark_all();
 }
 
-/// What is wrong with a rule, if anything is.
-fn problem(shared: &Shared, rule: &NodeStartupRule) -> Option<String> {
-    let (_, invalid): (_, Option<Invalid>) = rule.draft().compile();
-    let refused = || shared.rules().refused.get(&rule.name_any()).cloned();
-    invalid.or_else(refused).map(|why| why.to_string())
+/// What is wrong with a rule, if anything is: to us, or to the API server that should taint for it.
+fn problem(shared: &Shared, name: &str) -> Option<String> {
+    let rules = shared.rules();
+    let refused = rules.refused.get(name).map(ToString::to_string);
+    refused.or_else(|| shared.kept.refusal(rules.rules.iter().find(|r| !r.is_built_in() && r.name == name)?))
 }
 
-/// Finalizers and status, by the leader, every few seconds and only where something differs.
-pub(super) async fn maintain(shared: &Shared, context: &Context, tallies: &[(String, Tally)]) {
+/// Finalizers and status, by the leader, every few seconds and only where something differs. The counts are of `seen`.
+pub(super) async fn maintain(shared: &Shared, context: &Context, seen: &Rules, tallies: &[(String, Tally)]) {
     let mut rules = Vec::new();
     shared.cluster_rules.for_each(|_, rule| rules.push(Arc::clone(rule)));
     for rule in rules {
@@ -112,7 +117,8 @@ pub(super) async fn maintain(shared: &Shared, context: &Context, tallies: &[(Str
         // A name of ours: the counts under it are not this rule's, which holds nobody.
         let ours = context.config.node_startup.phases.iter().any(|phase| phase.name == name);
         let tally = tallies.iter().find(|(of, _)| *of == name && !ours).map(|(_, tally)| *tally).unwrap_or_default();
-        let done = match finalizer(&rule, &tally, (context.clock)()) {
+        let over = tally.held == 0 && seen.over().any(|over| *over == name) && shared.kept.is_over(&name);
+        let done = match finalizer(&rule, over, (context.clock)()) {
             Some(finalizers) => {
                 let version = rule.resource_version().unwrap_or_default();
                 let patch = json!({"metadata": {"finalizers": finalizers}});
@@ -139,13 +145,13 @@ async fn write(context: &Context, rule: &NodeStartupRule, write: Write) -> Resul
     }
 }
 
-/// The list of finalizers the rule should have, if it has another.
-fn finalizer(rule: &NodeStartupRule, tally: &Tally, now: jiff::Timestamp) -> Option<Vec<String>> {
+/// The list of finalizers the rule should have, if it has another. `over`: nobody carries its taint, nor will.
+fn finalizer(rule: &NodeStartupRule, over: bool, now: jiff::Timestamp) -> Option<Vec<String>> {
     let has = rule.finalizers().iter().any(|f| f == FINALIZER);
     match (&rule.metadata.deletion_timestamp, has) {
         (None, false) => Some(rule.finalizers().iter().cloned().chain([FINALIZER.to_owned()]).collect()),
         (Some(deleted), true) => {
-            let free = tally.held == 0 && now.duration_since(deleted.0).as_secs() >= LINGER;
+            let free = over && now.duration_since(deleted.0).as_secs() >= LINGER;
             free.then(|| rule.finalizers().iter().filter(|f| *f != FINALIZER).cloned().collect())
         }
         _ => None,
@@ -175,7 +181,7 @@ fn status(shared: &Shared, context: &Context, rule: &NodeStartupRule, tally: &Ta
         cannot_run: tally.cannot_run,
         would_hold: tally.would_hold,
         conditions: vec![
-            condition("Accepted", ("Compiled", "Invalid"), problem(shared, rule)),
+            condition("Accepted", ("Compiled", "Invalid"), problem(shared, &rule.name_any())),
             condition("OperatorTolerates", ("Listed", "NotListed"), locks_us_out(context, rule)),
         ],
     };

@@ -75,7 +75,7 @@ impl Surveyor {
             let tallies: Vec<(String, Tally)> =
                 self.rules.iter().map(|(name, memory)| (name.clone(), memory.tally)).collect();
             record::maintain(&self.shared, &self.context, &tallies).await;
-            rules::maintain(&self.shared, &self.context, &tallies).await;
+            rules::maintain(&self.shared, &self.context, &rules, &tallies).await;
         }
     }
 

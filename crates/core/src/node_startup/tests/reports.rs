@@ -50,6 +50,16 @@ fn a_status_counts_and_names_nobody() {
 }
 
 #[test]
+fn a_node_counts_as_held_until_its_release_is_written() {
+    let (rule, _) = Draft { name: "r".to_owned(), all_daemon_sets: true, deleting: true, ..Draft::default() }.compile();
+    let held = node("n").taint(&rule.taint.key, "wait", "NoSchedule");
+    let rules = Rules { rules: vec![rule], ..Rules::default() };
+    let mut tally = Tally::default();
+    tally.count(&verdict(&rules, &held, &[], &[]));
+    assert_eq!(tally.held, 1, "the rule would go, and its taint with nobody to lift it stay");
+}
+
+#[test]
 fn blockers_are_counted_with_the_first_node_that_waits() {
     let rules = built_in(&common());
     let sets = [daemon_set("agent"), daemon_set("cni")];
