@@ -127,7 +127,7 @@ fn decide_rule(rules: &Rules, rule: &Rule, earlier: Option<&TaintSpec>, seen: &S
         return Verdict::Release(Released::NotSelected);
     }
     let since = held_since(rule, node);
-    let deadline = rule.timeout.map(|timeout| later(since, timeout.after));
+    let deadline = deadline(rule, node);
     let unmet = evidence::unmet(rules, rule, seen);
     if unmet.is_empty() {
         return match (earlier, later(since, rule.min_hold)) {
@@ -255,6 +255,11 @@ impl Decision<'_> {
 pub fn held_since(rule: &Rule, node: &NodeFacts) -> Timestamp {
     let taint = node.taints.iter().find(|t| rule.taint.is(*t));
     taint.and_then(Taint::added).unwrap_or(node.created)
+}
+
+/// When the rule's patience with the node ends, if it does.
+fn deadline(rule: &Rule, node: &NodeFacts) -> Option<Timestamp> {
+    rule.timeout.map(|timeout| later(held_since(rule, node), timeout.after))
 }
 
 /// How long a node has been held, in words.

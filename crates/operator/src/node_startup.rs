@@ -323,7 +323,7 @@ async fn reconcile(key: &Key, shared: &Arc<Shared>, context: &Context, metrics: 
 fn next_look(key: &Key, shared: &Shared, context: &Context) -> Next {
     let Some(node) = shared.world.nodes.get(key) else { return Next::Change };
     let now = (context.clock)();
-    let scene = shared.world.around(&node.name);
+    let scene = shared.world.around(&node.name, &shared.world.daemon_sets());
     let rules = shared.rules();
     let until = decide(&rules, &scene.seen(&node), now).next();
     until.map_or(Next::Change, |until| {
@@ -343,7 +343,7 @@ async fn act(
 ) -> Result<Option<Outcome>, Error> {
     let now = (context.clock)();
     let rules = shared.rules();
-    let scene = shared.world.around(&node.name);
+    let scene = shared.world.around(&node.name, &shared.world.daemon_sets());
     let decision = decide(&rules, &scene.seen(node), now);
     let Some(patch) = decision.patch(node, now) else {
         tell(node, &decision, shared, context);

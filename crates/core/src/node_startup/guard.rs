@@ -71,6 +71,12 @@ impl History {
         }
     }
 
+    /// Whether the node is known to have been let down, and not to have recovered since.
+    #[must_use]
+    pub fn timed_out(&self, uid: &str) -> bool {
+        matches!(self.outcomes.get(uid), Some((Outcome::TimedOut, _)))
+    }
+
     /// Judges by what is recent now. Starting again takes half the share that stopped it, so it does not flutter.
     pub fn judge(&mut self, limits: &Limits, now: Timestamp) -> Guard {
         let window = SignedDuration::try_from(limits.window).unwrap_or(SignedDuration::MAX);

@@ -8,7 +8,7 @@ use crate::keys::{self, Lookup};
 
 use super::evidence;
 use super::guard::Outcome;
-use super::{Leave, Named, NodeFacts, Released, Rule, Rules, Seen, Unmet, Verdict, held_for};
+use super::{Leave, Named, NodeFacts, OnTimeout, Released, Rule, Rules, Seen, Unmet, Verdict, deadline, held_for};
 
 /// An event on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,29 +110,46 @@ impl Blockers {
     }
 }
 
-/// How the node's startup under this rule ended, if it has, and when.
+/// How the node's startup under this rule ended, if it has, and when. `held_before`: by this rule, when last looked at,
+/// or let go unready by it.
 #[must_use]
 pub fn outcome(
     rules: &Rules,
     rule: &Rule,
     seen: &Seen<'_>,
     verdict: &Verdict,
+    held_before: bool,
     now: Timestamp,
 ) -> Option<(Outcome, Timestamp)> {
     let marked = |key| seconds(seen.node, key).filter(|_| rule.is_built_in());
     match verdict {
-        v if v.timed_out() => Some((Outcome::TimedOut, now)),
+        // When it was due, not when it was seen: a node that stays overdue, or a restart, makes it no more recent.
+        v if v.timed_out() => Some((Outcome::TimedOut, deadline(rule, seen.node).unwrap_or(now))),
         Verdict::Release(Released::Ready) => Some((Outcome::Ready, now)),
         Verdict::Leave(Leave::NotHeld) => {
+            let is_ready = || evidence::unmet(rules, rule, seen).is_empty();
             match (marked(keys::STARTUP_TIMED_OUT_AT), marked(keys::STARTUP_COMPLETED_AT)) {
                 // Let go unready; if it has become ready since, the rule works after all.
-                (Some(at), _) if evidence::unmet(rules, rule, seen).is_empty() => Some((Outcome::Ready, at)),
+                (Some(at), _) if is_ready() => Some((Outcome::Ready, at)),
                 (Some(at), _) => Some((Outcome::TimedOut, at)),
-                (None, at) => at.map(|at| (Outcome::Ready, at)),
+                (None, Some(at)) => Some((Outcome::Ready, at)),
+                // Rules of the cluster's own leave no mark of theirs.
+                (None, None) if held_before => {
+                    let releases = rule.timeout.is_some_and(|timeout| timeout.then == OnTimeout::Release);
+                    let overdue = deadline(rule, seen.node).filter(|due| releases && *due <= now && !is_ready());
+                    Some(overdue.map_or((Outcome::Ready, now), |due| (Outcome::TimedOut, due)))
+                }
+                (None, None) => None,
             }
         }
         _ => None,
     }
+}
+
+/// When the node was let go unready, if it was.
+#[must_use]
+pub fn timed_out_at(node: &NodeFacts) -> Option<Timestamp> {
+    seconds(node, keys::STARTUP_TIMED_OUT_AT)
 }
 
 fn seconds(node: &NodeFacts, key: &str) -> Option<Timestamp> {

@@ -248,7 +248,7 @@ pub struct World {
 /// One node's part of the world, owned, so that nothing is locked while a decision is made.
 #[derive(Debug)]
 pub struct Scene {
-    daemon_sets: Vec<DaemonSetFacts>,
+    daemon_sets: Arc<[DaemonSetFacts]>,
     pods: Vec<DaemonPod>,
     user_pods: bool,
 }
@@ -261,14 +261,20 @@ impl Scene {
 }
 
 impl World {
+    /// All of the cluster, for one look or for many.
     #[must_use]
-    pub fn around(&self, node: &str) -> Scene {
-        let mut daemon_sets = Vec::with_capacity(self.daemon_sets.len());
-        self.daemon_sets.for_each(|_, set| daemon_sets.push((**set).clone()));
+    pub fn daemon_sets(&self) -> Arc<[DaemonSetFacts]> {
+        let mut sets = Vec::with_capacity(self.daemon_sets.len());
+        self.daemon_sets.for_each(|_, set| sets.push((**set).clone()));
+        sets.into()
+    }
+
+    #[must_use]
+    pub fn around(&self, node: &str, daemon_sets: &Arc<[DaemonSetFacts]>) -> Scene {
         let here: Vec<Arc<PodFacts>> = self.by_node.on(node).iter().filter_map(|key| self.pods.get(key)).collect();
         let here: Vec<Arc<PodFacts>> = here.into_iter().filter(|pod| pod.node == node).collect();
         Scene {
-            daemon_sets,
+            daemon_sets: Arc::clone(daemon_sets),
             user_pods: here.iter().any(|pod| pod.daemon.is_none()),
             pods: here.iter().filter_map(|pod| pod.daemon.clone()).collect(),
         }

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use groundcrew_core::keys;
 use groundcrew_core::node_startup::guard::{Guard, History, Outcome};
-use groundcrew_core::node_startup::report::{Blockers, Tally, outcome, would_hold};
+use groundcrew_core::node_startup::report::{Blockers, Tally, outcome, timed_out_at, would_hold};
 use groundcrew_core::node_startup::{NodeFacts, Rules, decide, held_since};
+use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
@@ -45,6 +45,8 @@ struct Memory {
     held: HashSet<String>,
     overdue: HashSet<String>,
     tally: Tally,
+    /// This replica has said that tainting is stopped.
+    said: bool,
 }
 
 struct Surveyor {
@@ -82,21 +84,24 @@ impl Surveyor {
     /// Nodes that are held, were held at the last look, or were let go not long ago.
     fn look(&mut self, rules: &Rules) -> Blockers {
         let mut nodes: BTreeMap<String, Arc<NodeFacts>> = BTreeMap::new();
+        let now = (self.context.clock)();
+        let window = SignedDuration::try_from(rules.guard.window).unwrap_or(SignedDuration::MAX);
+        let let_down = |node: &NodeFacts| timed_out_at(node).is_some_and(|at| now.duration_since(at) <= window);
         let dry = rules.rules.iter().any(|rule| rule.dry_run);
         self.shared.world.nodes.for_each(|key, node| {
             let held = node.taints.iter().any(|taint| rules.rules.iter().any(|rule| rule.taint.is(taint)));
             let was_held = self.rules.values().any(|memory| memory.held.contains(&node.uid));
-            if held || was_held || dry || node.annotations.contains_key(keys::STARTUP_TIMED_OUT_AT) {
+            if held || was_held || dry || let_down(node) {
                 nodes.insert(key.name.clone(), Arc::clone(node));
             }
         });
         let mut blockers = Blockers::default();
-        let now = (self.context.clock)();
+        let daemon_sets = self.shared.world.daemon_sets();
         let before: HashMap<String, HashSet<String>> =
             self.rules.iter_mut().map(|(name, memory)| (name.clone(), std::mem::take(&mut memory.held))).collect();
         self.rules.values_mut().for_each(|memory| memory.tally = Tally::default());
         for node in nodes.values() {
-            let scene = self.shared.world.around(&node.name);
+            let scene = self.shared.world.around(&node.name, &daemon_sets);
             let seen = scene.seen(node);
             for (rule, verdict) in decide(rules, &seen, now).verdicts {
                 let memory = self.rules.entry(rule.name.clone()).or_default();
@@ -106,9 +111,9 @@ impl Surveyor {
                 if verdict.holds() {
                     memory.held.insert(node.uid.clone());
                 }
-                let released = !verdict.holds() && before.get(&rule.name).is_some_and(|held| held.contains(&node.uid));
-                let known = outcome(rules, rule, &seen, &verdict, now);
-                match known.or(released.then_some((Outcome::Ready, now))) {
+                let held_before = before.get(&rule.name).is_some_and(|held| held.contains(&node.uid))
+                    || memory.history.timed_out(&node.uid);
+                match outcome(rules, rule, &seen, &verdict, held_before, now) {
                     Some((Outcome::TimedOut, at)) => {
                         memory.history.note(&node.uid, Outcome::TimedOut, at);
                         if memory.overdue.insert(node.uid.clone()) {
@@ -135,6 +140,7 @@ impl Surveyor {
 
     fn judge(&mut self, rules: &Rules) {
         let now = (self.context.clock)();
+        let leads = self.context.leadership.is_leader();
         let mut stopped = BTreeSet::new();
         for rule in &rules.rules {
             let memory = self.rules.entry(rule.name.clone()).or_default();
@@ -146,15 +152,19 @@ impl Surveyor {
                         rule = rule.name,
                         timed_out, of, "too many recent nodes timed out: new nodes are not tainted"
                     );
-                    let note =
-                        format!("{}: {timed_out} of {of} recent nodes timed out; new ones are not held", rule.name);
-                    self.say("StartupTaintingStopped", note);
                 }
                 (true, Guard::Open) => info!(rule = rule.name, "new nodes are tainted again"),
                 _ => {}
             }
-            if !guard.is_open() {
-                stopped.insert(rule.name.clone());
+            let Guard::Stopped { timed_out, of } = guard else {
+                memory.said = false;
+                continue;
+            };
+            stopped.insert(rule.name.clone());
+            // Whoever leads says it, also one who came to lead only after it had happened.
+            if leads && !std::mem::replace(&mut memory.said, true) {
+                let note = format!("{}: {timed_out} of {of} recent nodes timed out; new ones are not held", rule.name);
+                self.context.events.warning(own_namespace(&self.context), "StartupTaintingStopped", note);
             }
         }
         if stopped != rules.stopped {
@@ -164,18 +174,15 @@ impl Surveyor {
             self.shared.mark_all();
         }
     }
+}
 
-    /// About all nodes at once, so on the operator's own namespace.
-    fn say(&self, reason: &'static str, note: String) {
-        if self.context.leadership.is_leader() {
-            let regarding = ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Namespace".to_owned()),
-                name: Some(self.context.namespace.clone()),
-                namespace: Some(self.context.namespace.clone()),
-                ..ObjectReference::default()
-            };
-            self.context.events.warning(regarding, reason, note);
-        }
+/// What is said about all nodes at once.
+fn own_namespace(context: &Context) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Namespace".to_owned()),
+        name: Some(context.namespace.clone()),
+        namespace: Some(context.namespace.clone()),
+        ..ObjectReference::default()
     }
 }

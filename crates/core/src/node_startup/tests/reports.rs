@@ -74,13 +74,13 @@ fn ended(rules: &Rules, node: &NodeFacts, pods: &[DaemonPod], now: Timestamp) ->
     let sets = [daemon_set("agent")];
     let seen = Seen { node, daemon_sets: &sets, pods, user_pods: false };
     let verdict = &decide(rules, &seen, now).verdicts[0].1;
-    outcome(rules, &rules.rules[0], &seen, verdict, now)
+    outcome(rules, &rules.rules[0], &seen, verdict, false, now)
 }
 
 #[rstest]
 #[case::still_held(node("n"), &[], 5, None)]
 #[case::ready(node("n"), &[pod("agent").ready()], 5, Some((Outcome::Ready, at(5))))]
-#[case::overdue(node("n"), &[], 50, Some((Outcome::TimedOut, at(50))))]
+#[case::overdue_since_its_deadline(node("n"), &[], 50, Some((Outcome::TimedOut, at(30))))]
 #[case::completed_before_a_restart(node("n").without(KEY).annotate(keys::STARTUP_COMPLETED_AT, "1763000009"), &[], 50,
     Some((Outcome::Ready, at(9))))]
 #[case::let_go_unready(gone_late(), &[], 50, Some((Outcome::TimedOut, at(9))))]
@@ -93,6 +93,32 @@ fn outcomes_feed_the_guard(
     #[case] expected: Option<(Outcome, Timestamp)>,
 ) {
     assert_eq!(ended(&timed(OnTimeout::Keep), &node, pods, at(now)), expected);
+}
+
+/// A node without the taint of a rule of the cluster's own, which held it before; 30 seconds is its patience.
+fn ended_custom(then: OnTimeout, deleting: bool, pods: &[DaemonPod], now: i64) -> Option<(Outcome, Timestamp)> {
+    let timeout = Some(Duration::from_secs(30));
+    let draft = Draft { name: "r".to_owned(), daemon_sets: vec![agent()], timeout, on_timeout: then, ..Draft::default() };
+    let (rules, node, sets) = (custom(draft), NodeFacts { deleting, ..node("n") }, [daemon_set("agent")]);
+    let seen = Seen { node: &node, daemon_sets: &sets, pods, user_pods: false };
+    let verdict = &decide(&rules, &seen, at(now)).verdicts[0].1;
+    outcome(&rules, &rules.rules[0], &seen, verdict, true, at(now))
+}
+
+#[rstest]
+#[case::let_go_unready(OnTimeout::Release, false, &[], 31, Some((Outcome::TimedOut, at(30))))]
+#[case::ready_since(OnTimeout::Release, false, &[pod("agent").ready()], 40, Some((Outcome::Ready, at(40))))]
+#[case::let_go_by_hand(OnTimeout::Release, false, &[], 20, Some((Outcome::Ready, at(20))))]
+#[case::overdue_and_let_go_by_hand(OnTimeout::Keep, false, &[], 40, Some((Outcome::Ready, at(40))))]
+#[case::thrown_away(OnTimeout::Release, true, &[], 20, None)]
+fn a_node_that_a_rule_held_and_holds_no_more_counts_for_how_it_was_let_go(
+    #[case] then: OnTimeout,
+    #[case] deleting: bool,
+    #[case] pods: &[DaemonPod],
+    #[case] now: i64,
+    #[case] expected: Option<(Outcome, Timestamp)>,
+) {
+    assert_eq!(ended_custom(then, deleting, pods, now), expected);
 }
 
 fn gone_late() -> NodeFacts {
