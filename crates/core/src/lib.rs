@@ -8,6 +8,7 @@ pub mod cron;
 pub mod duration;
 pub mod feature;
 pub mod keys;
+pub mod names;
 pub mod node_startup;
 pub mod patch;
 pub mod pod;

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::{Deserialize, Serialize};
 
 use crate::keys::{self, Lookup};
+use crate::names;
 use crate::selector::{Misfit, Selector};
 
 use super::expression::{self, Expression};
@@ -287,6 +288,9 @@ pub enum Invalid {
     HoldBeyondTimeout,
     #[error("the name {0} belongs to a built-in phase")]
     NameTaken(String),
+    /// The API server would refuse every new node that carries it.
+    #[error("spec.taint: {0} is no taint: a key is like example.com/name, the name and the value of at most 63 letters, digits, -, _ and .")]
+    Taint(String),
     #[error("spec.taint.key {0} belongs to another rule")]
     TaintTaken(String),
     #[error("{0}")]
@@ -331,6 +335,10 @@ impl Draft {
     fn judge(&self) -> Result<(Selector, Vec<Need>), Invalid> {
         if let Some(problem) = &self.problem {
             return Err(Invalid::Unreadable(problem.clone()));
+        }
+        let taint = self.taint();
+        if !names::is_qualified(&taint.key) || !names::is_value(&taint.value) {
+            return Err(Invalid::Taint(taint.to_string()));
         }
         let nodes = Selector::parse(&self.node_selector).map_err(Invalid::NodeSelector)?;
         if self.timeout.is_some_and(|timeout| self.min_hold > timeout) {

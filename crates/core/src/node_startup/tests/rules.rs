@@ -34,6 +34,9 @@ fn a_rules_own_taint_is_one_the_autoscaler_knows() {
 #[case::expression(Draft { expression: Some("node.".to_owned()), ..draft("r") }, "spec.evidence.expression")]
 #[case::all_pods(Draft { init_pods: Some(LabelSelector::default()), ..draft("r") }, "say allDaemonSets")]
 #[case::selector(Draft { node_selector: misfit(), ..draft("r") }, "spec.nodeSelector")]
+#[case::taint_key(Draft { taint_key: Some("GPU driver".to_owned()), ..draft("r") }, "GPU driver=wait:NoSchedule is no taint")]
+#[case::taint_value(Draft { taint_value: Some("not yet".to_owned()), ..draft("r") }, "spec.taint")]
+#[case::name_too_long_for_its_key(draft(&"r".repeat(64)), "spec.taint")]
 #[case::pods(Draft { init_pods: Some(misfit()), ..draft("r") }, "spec.evidence.initPods")]
 fn a_rule_that_cannot_be_followed_says_why_and_taints_nobody(#[case] draft: Draft, #[case] reason: &str) {
     let (rule, invalid) = draft.compile();
