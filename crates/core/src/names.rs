@@ -46,13 +46,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case("", true)]
-    #[case("wait", true)]
-    #[case("a".repeat(63).as_str(), true)]
-    #[case("a".repeat(64).as_str(), false)]
-    #[case("not yet", false)]
-    #[case("wait-", false)]
-    fn values_are_judged_as_the_api_server_judges_them(#[case] value: &str, #[case] good: bool) {
-        assert_eq!(is_value(value), good);
+    #[case("".to_owned(), true)]
+    #[case("wait".to_owned(), true)]
+    #[case("a".repeat(63), true)]
+    #[case("a".repeat(64), false)]
+    #[case("not yet".to_owned(), false)]
+    #[case("wait-".to_owned(), false)]
+    fn values_are_judged_as_the_api_server_judges_them(#[case] value: String, #[case] good: bool) {
+        assert_eq!(is_value(&value), good);
     }
 }

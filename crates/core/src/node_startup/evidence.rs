@@ -113,7 +113,11 @@ const CLOUD_UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialize
 /// Everything that still stands between the node and the rule's release.
 #[must_use]
 pub fn unmet(rules: &Rules, rule: &Rule, seen: &Seen<'_>) -> Vec<Unmet> {
-    rule.needs.iter().flat_map(|need| unmet_need(rules, rule, need, seen)).collect()
+    let mut unmet: Vec<Unmet> = rule.needs.iter().flat_map(|need| unmet_need(rules, rule, need, seen)).collect();
+    // One sentence about the node, however many DaemonSets it leaves in doubt.
+    let mut said = false;
+    unmet.retain(|unmet| *unmet != Unmet::Unlabelled || !std::mem::replace(&mut said, true));
+    unmet
 }
 
 fn unmet_need(rules: &Rules, rule: &Rule, need: &Need, seen: &Seen<'_>) -> Vec<Unmet> {
@@ -164,16 +168,11 @@ impl Judge<'_> {
         is_init: impl Fn(&DaemonSetFacts) -> bool,
         is_evidence: impl Fn(&DaemonPod) -> bool,
     ) -> Vec<Unmet> {
-        let node = self.seen.node;
         let init: Vec<&DaemonSetFacts> =
             self.seen.daemon_sets.iter().filter(|ds| !ds.deleting && is_init(ds)).collect();
         let strays: Vec<&DaemonPod> = self.strays().filter(|pod| is_evidence(pod)).collect();
         if init.is_empty() && strays.is_empty() {
             return vec![Unmet::NoInitDaemonSet];
-        }
-        let nobody_here = strays.is_empty() && !init.iter().any(|ds| ds.selects(node));
-        if nobody_here && node.taints.iter().any(|t| t.key == CLOUD_UNINITIALIZED) {
-            return vec![Unmet::Unlabelled];
         }
         let of_sets = init.iter().filter_map(|ds| self.daemon_set(ds, &is_evidence));
         let of_strays = strays.iter().filter_map(|stray| {
@@ -196,7 +195,9 @@ impl Judge<'_> {
     fn daemon_set(&self, ds: &DaemonSetFacts, is_evidence: impl Fn(&DaemonPod) -> bool) -> Option<Unmet> {
         let node = self.seen.node;
         if !ds.selects(node) {
-            return None;
+            let unlabelled = ds.may_select_later(node) && node.taints.iter().any(|t| t.key == CLOUD_UNINITIALIZED);
+            let wanted = unlabelled && ds.untolerated(node).all(|t| self.passes(t));
+            return wanted.then_some(Unmet::Unlabelled);
         }
         let daemon_set = || ds.named.clone();
         let own = |pod: &&DaemonPod| pod.owner_uid == ds.uid && pod.lives_on(node) && is_evidence(pod);

@@ -95,6 +95,12 @@ impl DaemonSetFacts {
         self.node_name.as_ref().is_none_or(|name| *name == node.name) && self.placement.allows(&node.name, &node.labels)
     }
 
+    /// Whether a label that the node does not have yet could change that.
+    #[must_use]
+    pub fn may_select_later(&self, node: &NodeFacts) -> bool {
+        self.node_name.as_ref().is_none_or(|name| *name == node.name)
+    }
+
     /// The taints that keep its pod off the node.
     pub fn untolerated<'a>(&'a self, node: &'a NodeFacts) -> impl Iterator<Item = &'a Taint> {
         let blocks = |t: &&Taint| matches!(t.effect.as_str(), "NoSchedule" | "NoExecute");

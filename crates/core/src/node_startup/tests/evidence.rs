@@ -67,6 +67,27 @@ fn before_the_cloud_has_labelled_the_node_nobody_knows_who_belongs_there() {
     let fresh = node("n").taint("node.cloudprovider.kubernetes.io/uninitialized", "true", "NoSchedule");
     let gpu = || daemon_set_from("agent", json!({"containers": [], "nodeSelector": {"gpu": "true"}}));
     assert_eq!(first(&built_in(&common()), &fresh, gpu()), waits_for(vec![Unmet::Unlabelled]));
+    let sets = [daemon_set("everywhere"), gpu(), DaemonSetFacts { named: Named::new("gpu", "other"), ..gpu() }];
+    let others_ready = [pod("everywhere").ready()];
+    let unlabelled = waits_for(vec![Unmet::Unlabelled]);
+    assert_eq!(verdict(&built_in(&common()), &fresh, &sets, &others_ready), unlabelled, "one is here, two may come");
+    let named = custom(Draft { daemon_sets: vec![agent()], ..draft() });
+    let all = custom(Draft { all_daemon_sets: true, ..draft() });
+    for rules in [named, all] {
+        let held = fresh.clone().without(KEY).taint("example.com/gpu", "wait", "NoSchedule");
+        let tolerant = daemon_set_from(
+            "agent",
+            json!({"containers": [], "nodeSelector": {"gpu": "true"}, "tolerations": [{"operator": "Exists"}]}),
+        );
+        assert_eq!(verdict(&rules, &held, &[tolerant], &[]), unlabelled);
+    }
+}
+
+#[test]
+fn no_label_of_the_cloud_moves_a_daemon_set_that_names_another_node() {
+    let fresh = node("n").taint("node.cloudprovider.kubernetes.io/uninitialized", "true", "NoSchedule");
+    let pinned = daemon_set_from("agent", json!({"containers": [], "nodeName": "other"}));
+    assert_eq!(first(&built_in(&common()), &fresh, pinned), released());
 }
 
 #[test]

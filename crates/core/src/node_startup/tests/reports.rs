@@ -98,7 +98,8 @@ fn outcomes_feed_the_guard(
 /// A node without the taint of a rule of the cluster's own, which held it before; 30 seconds is its patience.
 fn ended_custom(then: OnTimeout, deleting: bool, pods: &[DaemonPod], now: i64) -> Option<(Outcome, Timestamp)> {
     let timeout = Some(Duration::from_secs(30));
-    let draft = Draft { name: "r".to_owned(), daemon_sets: vec![agent()], timeout, on_timeout: then, ..Draft::default() };
+    let draft =
+        Draft { name: "r".to_owned(), daemon_sets: vec![agent()], timeout, on_timeout: then, ..Draft::default() };
     let (rules, node, sets) = (custom(draft), NodeFacts { deleting, ..node("n") }, [daemon_set("agent")]);
     let seen = Seen { node: &node, daemon_sets: &sets, pods, user_pods: false };
     let verdict = &decide(&rules, &seen, at(now)).verdicts[0].1;
