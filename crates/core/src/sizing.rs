@@ -76,6 +76,9 @@ pub fn own_template<'a>(pod: &'a PodView<'_>) -> Option<&'a str> {
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
     pub shape: &'a Shape,
+    /// The shape of the DaemonSet's pod template, in whose proportions the containers share. The pod's own requests may
+    /// be defaults of a LimitRange by now.
+    pub declared: Option<&'a Shape>,
     pub asked: Asked<'a>,
     /// The template asked for; absent when there is none of that name.
     pub template: Option<&'a Result<Template, Problem>>,
@@ -120,14 +123,14 @@ pub enum Why {
 
 #[must_use]
 pub fn decide(seen: Seen<'_>) -> Verdict {
-    match sizing(seen, seen.shape) {
+    match sizing(seen) {
         Ok(sizing) => Verdict::Size(sizing),
         Err(why) => Verdict::Leave(why),
     }
 }
 
-/// The sizes the pod should have, its containers sharing as `declared` says.
-fn sizing(seen: Seen<'_>, declared: &Shape) -> Result<Sizing, Why> {
+/// The sizes the pod should have.
+fn sizing(seen: Seen<'_>) -> Result<Sizing, Why> {
     let name = match seen.asked {
         Asked::NotDaemonSet => return Err(Why::NotDaemonSet),
         Asked::Nothing => return Err(Why::NotAsked),
@@ -146,7 +149,7 @@ fn sizing(seen: Seen<'_>, declared: &Shape) -> Result<Sizing, Why> {
     if totals.is_empty() {
         return Err(Why::NothingToGive);
     }
-    let sizes = template.split(allocatable, seen.shape, declared);
+    let sizes = template.split(allocatable, seen.shape, seen.declared.unwrap_or(seen.shape));
     let short = |resource: &Resource| template.shares.get(*resource).is_short(allocatable.of(*resource));
     Ok(Sizing {
         template: name.to_owned(),

@@ -96,6 +96,7 @@ impl PodFeature for Sizer {
         let allocatable = self.facts.node(node);
         let verdict = decide(Seen {
             shape: &Shape::of_view(pod),
+            declared: set.as_deref().filter(|set| set.uid == owner.uid).map(|set| &set.shape),
             asked,
             template: template.as_ref().map(|facts| &facts.template),
             node,

@@ -38,6 +38,8 @@ pub enum Kubelet {
     #[default]
     Idle,
     InProgress,
+    /// Set aside, but the kubelet fails to carry it out; it goes on trying, and there is no telling for how long.
+    Failing,
     /// Does not fit now; the kubelet tries again by itself.
     Deferred,
     /// Cannot fit; the kubelet does not look at it again.
@@ -82,6 +84,8 @@ pub enum Reason {
     /// The container's resize policy asks for a restart.
     ResizePolicy,
     Infeasible,
+    /// The kubelet has agreed and cannot do it, for example to go below the memory in use.
+    Failing,
     /// The API server says no, for reasons only it knows.
     Refused,
     /// Resizing is turned off.
@@ -99,6 +103,7 @@ impl Reason {
             Reason::InitContainer => "InitContainer",
             Reason::ResizePolicy => "ResizePolicy",
             Reason::Infeasible => "Infeasible",
+            Reason::Failing => "Failing",
             Reason::Refused => "Refused",
             Reason::Disabled => "ResizeDisabled",
         }
@@ -110,13 +115,13 @@ pub fn decide(seen: Seen<'_>) -> Verdict {
     if seen.ending {
         return Verdict::Leave(Leave::Ending);
     }
-    let Seen { shape, asked, template, node, allocatable, .. } = seen;
-    let at_birth = super::Seen { shape, asked, template, node, allocatable };
-    let wanted = match sizing(at_birth, seen.declared.unwrap_or(shape)) {
+    let Seen { shape, declared, asked, template, node, allocatable, .. } = seen;
+    let wanted = match sizing(super::Seen { shape, declared, asked, template, node, allocatable }) {
         Ok(sizing) => sizing,
         Err(why) => return Verdict::Leave(Leave::Unsized(why)),
     };
-    let sizes: Vec<Amounts> = wanted.containers.iter().map(|(_, amounts)| *amounts).collect();
+    let reported = |resource| matches!(allocatable, Some(Ok(all)) if all.of(resource).is_some());
+    let sizes: Vec<Amounts> = wanted.containers.iter().map(|(_, amounts)| amounts.only(reported)).collect();
     let (changes, mut later) = differences(shape, &sizes);
     if !changes.is_empty() {
         return if seen.qos.unwrap_or_else(|| shape.qos()) == resized(shape, &changes).qos() {
@@ -131,6 +136,10 @@ pub fn decide(seen: Seen<'_>) -> Verdict {
             let back = back_to(shape, seen.allocated);
             later.push(Reason::Infeasible);
             if back.is_empty() { Verdict::Restart(later) } else { Verdict::TakeBack(back, later) }
+        }
+        Kubelet::Failing => {
+            later.push(Reason::Failing);
+            Verdict::Restart(later)
         }
         state @ (Kubelet::InProgress | Kubelet::Deferred) => Verdict::Wait(state, later),
         Kubelet::Idle if later.is_empty() => Verdict::Leave(Leave::Right),
@@ -255,6 +264,12 @@ pub fn spec(changes: &[Change]) -> Value {
 
 const FIRST_RETRY: Duration = Duration::from_secs(60);
 const LAST_RETRY: Duration = Duration::from_secs(3600);
+
+/// How long to wait after the n-th write of which nobody knows why it failed.
+#[must_use]
+pub fn retry_soon(tries: u32) -> Duration {
+    Duration::from_secs(1).saturating_mul(1 << tries.min(10)).min(FIRST_RETRY)
+}
 
 /// How long to wait after the kubelet has called the n-th try infeasible.
 #[must_use]

@@ -99,6 +99,15 @@ impl Amounts {
         Resource::ALL.iter().all(|resource| self.of(*resource).is_none())
     }
 
+    /// Without the others.
+    #[must_use]
+    pub fn only(mut self, keep: impl Fn(Resource) -> bool) -> Self {
+        for resource in Resource::ALL.into_iter().filter(|resource| !keep(*resource)) {
+            self.set(resource, None);
+        }
+        self
+    }
+
     /// The readable ones of a container; the API server has refused all others.
     pub fn declared(map: &impl Lookup) -> Self {
         let read = |resource: Resource| map.value(resource.name()).and_then(|text| resource.amount(text).ok());

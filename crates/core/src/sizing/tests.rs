@@ -61,6 +61,7 @@ fn shape(pod: &Value) -> Shape {
 fn verdict_for(template: &Template, allocatable: &Amounts, pod: &Value) -> Verdict {
     decide(Seen {
         shape: &shape(pod),
+        declared: None,
         asked: Asked::Template("t"),
         template: Some(&Ok(*template)),
         node: Some("n"),

@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use super::crd::{FlexDaemonsetTemplate, TemplateStatus};
 use super::facts::{Facts, PodFacts, TemplateFacts, key};
-use super::sweep::{Crowd, Job, Memory, Plan, Refusal, Sent, Settings, sweep};
+use super::sweep::{Crowd, Failed, Job, Memory, Plan, Refusal, Sent, Settings, sweep};
 use crate::run::Context;
 use crate::runtime::apply::{self, Outcome, Target, Write, WriteError};
 use crate::runtime::cache::{Cache, Changes, Key};
@@ -65,6 +65,13 @@ impl Metrics {
             metrics.failing.clone(),
         );
         metrics
+    }
+
+    /// Another replica leads, and tells what it sees.
+    fn clear(&self) {
+        self.pods.clear();
+        self.crowded.set(0);
+        self.failing.set(0);
     }
 
     fn record(&self, plan: &Plan) {
@@ -153,18 +160,25 @@ struct Keeper {
 impl Keeper {
     async fn keep(mut self, changed: Arc<Notify>) {
         let mut leader = self.context.leadership.watch();
-        let mut synced = [self.facts.daemon_sets.synced(), self.facts.nodes.synced(), self.pods.synced()];
+        let (sets, nodes, pods) = (self.facts.daemon_sets.synced(), self.facts.nodes.synced(), self.pods.synced());
+        let mut synced = [sets, nodes, pods, self.facts.templates_known.clone()];
         for synced in &mut synced {
             // Half a picture would count pods as unsized.
             let _ = synced.wait_for(|synced| *synced).await;
         }
         let resync = self.context.config.controller.resync_period;
         loop {
+            if !*leader.borrow_and_update() {
+                self.metrics.clear();
+            }
             let _ = leader.wait_for(|leads| *leads).await;
             let unfinished = self.pass().await;
             sleep(GAP).await;
             let next = if unfinished { GAP } else { resync };
-            let _ = timeout(next, changed.notified()).await;
+            tokio::select! {
+                _ = timeout(next, changed.notified()) => {}
+                Ok(()) = leader.changed() => {}
+            }
         }
     }
 
@@ -198,6 +212,7 @@ impl Keeper {
 
     fn remember(&mut self, job: Job, result: Result<Outcome, WriteError>) {
         let Job { key, pod, changes, take_back, .. } = job;
+        let failed = self.memory.failed.remove(&pod.uid);
         match result {
             Ok(Outcome::Done(_)) => {
                 info!(pod = %key, take_back, "Resized pod in place");
@@ -207,7 +222,13 @@ impl Keeper {
                 self.memory.sent.insert(pod.uid.clone(), Sent { at: Instant::now(), version: pod.version.clone() });
             }
             Ok(outcome) => tracing::debug!(pod = %key, ?outcome, "not resized"),
-            Err(error) if error.is_retryable() => warn!(pod = %key, %error, "a resize failed, tried again"),
+            Err(error) if error.is_retryable() => {
+                warn!(pod = %key, %error, "a resize failed, tried again");
+                // Soon, but not at once: the pace is for others, too.
+                let tries = failed.map_or(0, |failed| failed.tries).saturating_add(1);
+                let not_before = Instant::now() + resize::retry_soon(tries);
+                self.memory.failed.insert(pod.uid.clone(), Failed { tries, not_before });
+            }
             Err(error) => {
                 warn!(pod = %key, %error, "a resize was refused, tried again later");
                 self.refuse(&pod, changes, Reason::Refused);

@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{Api, ListParams, ObjectMeta};
 use kube::core::DeserializeGuard;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -28,6 +29,8 @@ pub struct Facts {
     pub templates: Arc<Cache<TemplateFacts>>,
     pub daemon_sets: Arc<Cache<DaemonSetFacts>>,
     pub nodes: Arc<Cache<Result<Amounts, Problem>>>,
+    /// Whether it is known which templates there are: listed, or of a kind that is not installed.
+    pub templates_known: watch::Receiver<bool>,
 }
 
 #[derive(Debug)]
@@ -69,10 +72,12 @@ impl Facts {
     /// Starts the watches.
     #[must_use]
     pub fn follow(context: &Context) -> Self {
+        let (known, templates_known) = watch::channel(false);
         let facts = Self {
             templates: Cache::new("FlexDaemonsetTemplates"),
             daemon_sets: Cache::new("DaemonSets"),
             nodes: Cache::new("what nodes have to give"),
+            templates_known,
         };
         let sets: Api<DeserializeGuard<DaemonSet>> = Api::all(context.clients.watch.clone());
         let fill = cache::fill(Arc::clone(&facts.daemon_sets), sets, context.feed(), |set| Some(daemon_set(set)));
@@ -80,7 +85,7 @@ impl Facts {
         let nodes: Api<DeserializeGuard<Node>> = Api::all(context.clients.watch.clone());
         let fill = cache::fill(Arc::clone(&facts.nodes), nodes, context.feed(), |node| Some(allocatable(node)));
         context.follow(&facts.nodes, fill);
-        follow_templates(context, &facts.templates);
+        follow_templates(context, &facts.templates, known);
         facts
     }
 
@@ -114,8 +119,12 @@ pub fn key(namespace: &str, name: &str) -> Key {
 }
 
 /// A cluster without the CRD is one without templates: nothing of ours waits for it.
-fn follow_templates(context: &Context, cache: &Arc<Cache<TemplateFacts>>) {
+fn follow_templates(context: &Context, cache: &Arc<Cache<TemplateFacts>>, known: watch::Sender<bool>) {
     let check = context.readiness.check(cache.what());
+    let pass = move || {
+        check.pass();
+        known.send_replace(true);
+    };
     let client = context.clients.watch.clone();
     let templates: Api<FlexDaemonsetTemplate> = Api::all(client.clone());
     let guarded: Api<DeserializeGuard<FlexDaemonsetTemplate>> = Api::all(client);
@@ -131,7 +140,7 @@ fn follow_templates(context: &Context, cache: &Arc<Cache<TemplateFacts>>) {
                 warn!("the CRD of FlexDaemonsetTemplate is not installed; no pod is sized until it is");
                 told = true;
             }
-            check.pass();
+            pass();
             sleep(CRD_RETRY).await;
         }
         if told {
@@ -139,7 +148,7 @@ fn follow_templates(context: &Context, cache: &Arc<Cache<TemplateFacts>>) {
         }
         let passed = async {
             if synced.wait_for(|synced| *synced).await.is_ok() {
-                check.pass();
+                pass();
             }
             std::future::pending::<()>().await;
         };
@@ -333,8 +342,11 @@ fn kubelet(conditions: &[PodCondition]) -> Kubelet {
     match holds("PodResizePending").map(|condition| condition.reason.as_deref()) {
         Some(Some("Infeasible")) => Kubelet::Infeasible,
         Some(_) => Kubelet::Deferred,
-        None if holds("PodResizeInProgress").is_some() => Kubelet::InProgress,
-        None => Kubelet::Idle,
+        None => match holds("PodResizeInProgress").map(|condition| condition.reason.as_deref()) {
+            Some(Some("Error")) => Kubelet::Failing,
+            Some(_) => Kubelet::InProgress,
+            None => Kubelet::Idle,
+        },
     }
 }
 

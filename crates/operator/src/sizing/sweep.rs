@@ -27,6 +27,13 @@ pub struct Sent {
     pub version: String,
 }
 
+/// A write that failed, for no fault of its own as far as is known.
+#[derive(Debug)]
+pub struct Failed {
+    pub tries: u32,
+    pub not_before: Instant,
+}
+
 /// A size that was refused.
 #[derive(Debug)]
 pub struct Refusal {
@@ -40,6 +47,7 @@ pub struct Refusal {
 #[derive(Debug, Default)]
 pub struct Memory {
     pub sent: HashMap<String, Sent>,
+    pub failed: HashMap<String, Failed>,
     pub refused: HashMap<String, Refusal>,
 }
 
@@ -81,7 +89,10 @@ pub struct Settings {
 
 #[derive(Default)]
 struct OnNode {
-    busy: bool,
+    /// Pods, by uid, that the kubelet is at work on.
+    at_work: HashSet<String>,
+    /// A write of ours whose effect is not seen yet.
+    unanswered: bool,
     jobs: Vec<Job>,
     shapes: Vec<Arc<PodFacts>>,
     templates: HashSet<String>,
@@ -113,6 +124,7 @@ pub fn sweep(
         look(facts, memory, settings, now, key, pod, &mut plan, &mut tallies, &mut nodes);
     });
     memory.sent.retain(|uid, _| alive.contains(uid));
+    memory.failed.retain(|uid, _| alive.contains(uid));
     memory.refused.retain(|uid, _| alive.contains(uid));
     choose(&mut plan, &mut nodes, budget);
     plan.crowded = crowds(facts, settings, &nodes);
@@ -173,12 +185,19 @@ fn look(
     let on_node = nodes.entry(node.clone()).or_default();
     on_node.shapes.push(Arc::clone(pod));
     on_node.templates.insert(name.to_owned());
-    on_node.busy |= pod.kubelet == Kubelet::InProgress || unanswered(memory, pod, now);
+    on_node.unanswered |= unanswered(memory, pod, now);
+    if pod.kubelet == Kubelet::InProgress {
+        on_node.at_work.insert(pod.uid.clone());
+    }
     let (changes, take_back) = match verdict {
         Verdict::Resize(changes, _) => (changes, false),
         Verdict::TakeBack(changes, _) => (changes, true),
         _ => return,
     };
+    if memory.failed.get(&pod.uid).is_some_and(|failed| failed.not_before > now) {
+        plan.held += 1;
+        return;
+    }
     let shrinks = take_back || resize::shrinks(&pod.shape, &changes);
     on_node.jobs.push(Job { key: pod_key.clone(), pod: Arc::clone(pod), changes, take_back, shrinks });
 }
@@ -215,9 +234,11 @@ fn choose(plan: &mut Plan, nodes: &mut HashMap<String, OnNode>, budget: usize) {
     let mut jobs = Vec::new();
     for node in nodes.values_mut() {
         node.jobs.sort_by(|a, b| b.shrinks.cmp(&a.shrinks).then_with(|| a.key.cmp(&b.key)));
-        let free = usize::from(!node.busy).min(node.jobs.len());
-        plan.held += node.jobs.len() - free;
-        jobs.extend(node.jobs.drain(..).take(free));
+        // A pod's own resize that goes on is no reason not to ask for another size, perhaps the one it came from.
+        let free = |job: &Job| !node.unanswered && node.at_work.iter().all(|uid| *uid == job.pod.uid);
+        let next = node.jobs.iter().position(free).map(|at| node.jobs.swap_remove(at));
+        plan.held += node.jobs.len();
+        jobs.extend(next);
     }
     jobs.sort_by(|a, b| a.key.cmp(&b.key));
     plan.held += jobs.len().saturating_sub(budget);

@@ -144,7 +144,7 @@ fn left(
     all: Option<&Result<Amounts, Problem>>,
 ) -> Why {
     let shape = shape(&pod(&[json!({"name": "a"})], &[]));
-    match decide(Seen { shape: &shape, asked, template, node, allocatable: all }) {
+    match decide(Seen { shape: &shape, declared: None, asked, template, node, allocatable: all }) {
         Verdict::Leave(why) => why,
         Verdict::Size(sizing) => panic!("{sizing:?}"),
     }
@@ -269,4 +269,26 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn defaults_of_a_limit_range_do_not_change_how_containers_share() {
+    let template = pod(&[container("a", &json!({"cpu": "300m"})), json!({"name": "b"})], &[]);
+    let with_defaults = pod(&[container("a", &json!({"cpu": "300m"})), container("b", &json!({"cpu": "100m"}))], &[]);
+    let born = |pod: &Value| {
+        let (shape, declared) = (shape(pod), shape(&template));
+        let allocatable = Ok(node(1000, GI, GI));
+        let verdict = decide(Seen {
+            shape: &shape,
+            declared: Some(&declared),
+            asked: Asked::Template("t"),
+            template: Some(&Ok(percent(10, 10, 10))),
+            node: Some("n"),
+            allocatable: Some(&allocatable),
+        });
+        let Verdict::Size(sizing) = verdict else { panic!("{verdict:?}") };
+        sizing.containers.into_iter().map(|(_, amounts)| amounts.cpu).collect::<Vec<_>>()
+    };
+    assert_eq!(born(&with_defaults), [Some(50), Some(50)]);
+    assert_eq!(born(&template), born(&with_defaults));
 }

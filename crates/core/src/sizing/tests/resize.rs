@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use super::super::resize::{Change, Kubelet, Leave, Reason, Seen, Verdict, decide, now, retry_after, shrinks, spec};
+use super::super::resize::{
+    Change, Kubelet, Leave, Reason, Seen, Verdict, decide, now, retry_after, retry_soon, shrinks, spec,
+};
 use super::*;
 
 /// A pod as admission left it, and what a later look at it sees.
@@ -225,4 +227,27 @@ fn retries_after_infeasible_slow_down_to_one_an_hour() {
     let minutes = [1, 2, 3, 4, 5, 6, 7, 50].map(|tries| retry_after(tries).as_secs() / 60);
     assert_eq!(minutes, [1, 2, 4, 8, 16, 32, 60, 60]);
     assert_eq!(retry_after(0), Duration::from_secs(60));
+}
+
+#[test]
+fn what_the_node_does_not_report_is_left_as_it_is() {
+    let mut pod = running(&contract(), big(), one());
+    pod.allocatable = Amounts { memory: None, ..big() };
+    assert_eq!(pod.verdict(&contract()), Verdict::Leave(Leave::Right), "not down to the minimum");
+    pod.allocatable = Amounts::default();
+    assert_eq!(pod.verdict(&contract()), Verdict::Leave(Leave::Right));
+}
+
+#[test]
+fn a_resize_that_the_kubelet_cannot_make_is_not_waited_for_and_can_be_taken_back() {
+    let mut pod = running(&contract(), big(), one());
+    pod.kubelet = Kubelet::Failing;
+    assert_eq!(pod.verdict(&contract()), Verdict::Restart(vec![Reason::Failing]));
+    assert!(matches!(pod.verdict(&percent(20, 15, 5)), Verdict::Resize(..)));
+}
+
+#[test]
+fn waits_after_failures_grow_from_seconds_to_a_minute() {
+    let waits: Vec<u64> = [1, 2, 3, 9, u32::MAX].map(|tries| retry_soon(tries).as_secs()).into();
+    assert_eq!(waits, [2, 4, 8, 60, 60]);
 }

@@ -78,6 +78,7 @@ fn the_kubelets_word_is_read_from_the_conditions() {
     assert_eq!(of("PodResizePending", "True", "Infeasible"), Kubelet::Infeasible);
     assert_eq!(of("PodResizePending", "False", "Infeasible"), Kubelet::Idle);
     assert_eq!(of("PodResizeInProgress", "True", ""), Kubelet::InProgress);
+    assert_eq!(of("PodResizeInProgress", "True", "Error"), Kubelet::Failing);
     assert_eq!(of("Ready", "True", ""), Kubelet::Idle);
 }
 

@@ -54,6 +54,7 @@ fn facts(cpu_percent: u8) -> Facts {
         templates: Cache::of("templates", [percent("t", cpu_percent)]),
         daemon_sets: Cache::of("sets", [set("x", "t"), set("y", "t")]),
         nodes: Cache::of("nodes", [node("a"), node("b")]),
+        templates_known: tokio::sync::watch::channel(true).1,
     }
 }
 
@@ -95,6 +96,39 @@ async fn a_node_whose_kubelet_is_at_work_waits_and_a_deferred_pod_holds_nobody_u
     let mut pods = vec![pod("x", "a", 120), pod("y", "a", 100)];
     pods[0].1.kubelet = Kubelet::Deferred;
     assert_eq!(names(&plan(12, pods, &mut Memory::default(), 9)), ["y-a"]);
+}
+
+#[tokio::test]
+async fn a_resize_that_goes_on_holds_up_others_but_not_its_own_way_back() {
+    let mut pods = vec![pod("x", "a", 300), pod("y", "a", 300)];
+    pods[1].1.kubelet = Kubelet::InProgress;
+    let back = plan(12, pods, &mut Memory::default(), 9);
+    assert_eq!((names(&back), back.held), (vec!["y-a"], 1));
+}
+
+#[tokio::test]
+async fn a_resize_that_the_kubelet_fails_to_make_holds_nobody_up_and_is_not_being_made() {
+    let mut pods = vec![pod("x", "a", 120), pod("y", "a", 100)];
+    pods[0].1.kubelet = Kubelet::Failing;
+    let plan = plan(12, pods, &mut Memory::default(), 9);
+    assert_eq!(names(&plan), ["y-a"]);
+    let summary = &plan.templates["t"];
+    assert_eq!((summary.pods_resizing, summary.restart_reasons.get("Failing")), (1, Some(&1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_failed_leaves_the_pace_to_others_for_a_while() {
+    let mut memory = Memory::default();
+    let pods = || vec![pod("x", "a", 100), pod("x", "b", 100)];
+    assert_eq!(names(&plan(12, pods(), &mut memory, 1)), ["x-a"]);
+    let failed = Failed { tries: 1, not_before: Instant::now() + resize::retry_soon(1) };
+    memory.failed.insert("x-a".to_owned(), failed);
+    let second = plan(12, pods(), &mut memory, 1);
+    assert_eq!((names(&second), second.held), (vec!["x-b"], 1), "the pass is soon made again for it");
+    tokio::time::advance(resize::retry_soon(1)).await;
+    assert_eq!(names(&plan(12, pods(), &mut memory, 1)), ["x-a"]);
+    plan(12, vec![], &mut memory, 9);
+    assert!(memory.failed.is_empty(), "pods that are gone are forgotten");
 }
 
 #[tokio::test]
