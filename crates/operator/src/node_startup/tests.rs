@@ -6,6 +6,7 @@ use axum::http::Request;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use groundcrew_core::config::load;
+use groundcrew_core::node_startup::Seen;
 use http_body_util::BodyExt;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -170,4 +171,36 @@ fn a_pod_is_read_down_to_what_decides() {
     assert!(read(json!({"metadata": {"ownerReferences": null}})).unwrap().daemon.is_none());
     assert!(read(json!({"spec": {"nodeName": null}})).is_none());
     assert!(read(json!({"metadata": {"ownerReferences": null, "namespace": "kube-system"}})).is_none());
+}
+
+#[test]
+fn the_sample_expression_holds_beside_pods_without_its_label() {
+    let path =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/samples/node_startup/expression.yaml");
+    let sample: NodeStartupRule = serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let (rule, invalid) = sample.draft().compile();
+    assert_eq!(invalid, None);
+    let pod = |name: &str, labels: Value| {
+        let owner =
+            json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "uid": "u", "controller": true}]);
+        let pod = json!({
+            "metadata": {"name": name, "namespace": "ns", "labels": labels, "ownerReferences": owner,
+                "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"nodeName": "n"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        gather::pod(serde_json::from_value(pod).unwrap(), false, &Interned::default()).unwrap().daemon.unwrap()
+    };
+    let node = |annotations: Value| {
+        let metadata =
+            json!({"name": "n", "uid": "n", "creationTimestamp": "2026-01-01T00:00:00Z", "annotations": annotations});
+        gather::node(serde_json::from_value(json!({"metadata": metadata})).unwrap()).unwrap()
+    };
+    let storage = json!({"app": "storage"});
+    let pods = [pod("kube-proxy", json!({"k8s-app": "x"})), pod("s-1", storage.clone()), pod("s-2", storage)];
+    let unmet = |node: &NodeFacts| {
+        let seen = Seen { node, daemon_sets: &[], pods: &pods, user_pods: false };
+        groundcrew_core::node_startup::evidence::unmet(&Rules::default(), &rule, &seen).len()
+    };
+    assert_eq!(unmet(&node(json!({"example.com/driver": "4.2"}))), 0);
+    assert_eq!(unmet(&node(json!({}))), 1);
 }
