@@ -15,13 +15,15 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 /// A thousand nodes joining at once, one event each, and some room.
 const QUEUE: usize = 2048;
 const CALL: Duration = Duration::from_secs(5);
+/// Before an event is tried once more.
+const PAUSE: Duration = Duration::from_secs(1);
 /// How long the same sentence is not repeated.
 const REPEAT: Duration = Duration::from_secs(300);
 /// Sentences about one object for one reason in that time.
@@ -115,18 +117,31 @@ impl Said {
 async fn send_all(recorder: Recorder, mut notices: mpsc::Receiver<Notice>) {
     let mut said = Said::default();
     while let Some(notice) = notices.recv().await {
-        if !said.is_news(&notice, Instant::now()) {
-            continue;
-        }
-        match timeout(CALL, recorder.publish(&notice.event, &notice.regarding)).await {
-            Ok(Ok(())) => {}
-            // A namespace on its way out takes no events.
-            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 403 | 404) => {
-                debug!(reason = notice.event.reason, error = %status.message, "event not taken");
+        if said.is_news(&notice, Instant::now()) && send(&recorder, &notice).await.is_err() {
+            sleep(PAUSE).await;
+            // It counts as said, so this is its last chance for a while.
+            if let Err(error) = send(&recorder, &notice).await {
+                warn!(reason = notice.event.reason, error, "event not sent");
             }
-            Ok(Err(error)) => warn!(reason = notice.event.reason, %error, "event not sent"),
-            Err(_) => warn!(reason = notice.event.reason, "event not sent in time"),
         }
+    }
+}
+
+/// Why it may help to try again; what is refused is refused for good.
+async fn send(recorder: &Recorder, Notice { event, regarding }: &Notice) -> Result<(), String> {
+    match timeout(CALL, recorder.publish(event, regarding)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(kube::Error::Api(status))) if (400..500).contains(&status.code) && status.code != 429 => {
+            let (reason, error) = (&event.reason, &status.message);
+            // A namespace on its way out takes no events.
+            match matches!(status.code, 403 | 404) {
+                true => debug!(reason, error, "event not taken"),
+                false => warn!(reason, error, "event not taken"),
+            }
+            Ok(())
+        }
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("no answer in time".to_owned()),
     }
 }
 
@@ -165,6 +180,31 @@ mod tests {
         events.normal(object("a"), "Held", "waiting".into());
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(*sent.lock().unwrap(), 3);
+        stop.cancel();
+        task.await.unwrap();
+    }
+
+    #[rstest::rstest]
+    #[case::a_server_in_trouble(503, 2)]
+    #[case::too_many_requests(429, 2)]
+    #[case::a_namespace_on_its_way_out(403, 1)]
+    #[case::a_bad_event(422, 1)]
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_was_not_taken_is_sent_once_more_if_that_may_help(#[case] code: u16, #[case] times: usize) {
+        let sent: Arc<Mutex<usize>> = Arc::default();
+        let counted = Arc::clone(&sent);
+        let service = service_fn(move |_: http::Request<Body>| {
+            *counted.lock().unwrap() += 1;
+            let status = format!("{{\"kind\":\"Status\",\"status\":\"Failure\",\"code\":{code}}}");
+            let answer = Response::builder().status(code).body(Body::from(status.into_bytes())).unwrap();
+            async { Ok::<_, std::convert::Infallible>(answer) }
+        });
+        let stop = CancellationToken::new();
+        let (events, task) = Events::prepare(Client::new(service, "default"), &mut Registry::default(), stop.clone());
+        let task = tokio::spawn(task);
+        events.normal(object("a"), "Held", "waiting".into());
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(*sent.lock().unwrap(), times);
         stop.cancel();
         task.await.unwrap();
     }
