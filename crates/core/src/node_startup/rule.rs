@@ -289,7 +289,9 @@ pub enum Invalid {
     #[error("the name {0} belongs to a built-in phase")]
     NameTaken(String),
     /// The API server would refuse every new node that carries it.
-    #[error("spec.taint: {0} is no taint: a key is like example.com/name, the name and the value of at most 63 letters, digits, -, _ and .")]
+    #[error(
+        "spec.taint: {0} is no taint: a key is like example.com/name, the name and the value of at most 63 letters, digits, -, _ and ."
+    )]
     Taint(String),
     #[error("spec.taint.key {0} belongs to another rule")]
     TaintTaken(String),

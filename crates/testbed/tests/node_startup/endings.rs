@@ -1,5 +1,6 @@
 //! Whatever ends, a feature, a taint's key, a rule or an installation: nobody stays held by a taint no one lifts.
 
+use groundcrew::node_startup::crd::NodeStartupRule;
 use groundcrew_testbed::{Cluster, Groundcrew, Layer};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -14,6 +15,10 @@ use crate::support::*;
 const OFF: &str = "nodeStartup:\n  enabled: false\n";
 const OLD: &str = "example.com/first";
 const OF_RULE: &str = "startup-taint.cluster-autoscaler.kubernetes.io/disks";
+
+fn unbound(rule: &NodeStartupRule) -> bool {
+    rule.finalizers().is_empty()
+}
 
 fn free_of(key: &'static str) -> impl Fn(&Node) -> bool {
     move |node| !keys(node).contains(&key)
@@ -55,10 +60,24 @@ async fn no_taint_outlives_its_key_or_the_feature_and_that_of_others_is_left_alo
     assert_eq!(judge::releases(&cluster.audit_events().await?)?.len(), 0);
     nodes(&cluster).delete("others", &DeleteParams::default()).await?;
 
-    let yaml = config(&format!("taintKey: {OLD}"));
-    let mut first = Groundcrew::builder(&cluster).name("first").config_yaml(&yaml).start().await?;
+    // Rules alone put nothing on record, and yet their taints and policies are ours.
     let missing = json!({"evidence": {"daemonSets": [{"namespace": "kube-system", "name": "missing"}]}});
     rules.create(&PostParams::default(), &rule("disks", missing)).await?;
+    let bare = config("builtIn: false");
+    let mut bare = Groundcrew::builder(&cluster).name("bare").config_yaml(&bare).start().await?;
+    births_carry(&cluster, OF_RULE).await?;
+    let node = create_node(&cluster, "bare", json!({}), json!([])).await?;
+    assert_eq!(sorted(&node), ["node.kubernetes.io/not-ready", OF_RULE]);
+    bare.terminate().await?;
+    let mut off = Groundcrew::builder(&cluster).name("bare-off").config_yaml(OFF).start().await?;
+    cluster.wait_for(&nodes(&cluster), "bare", "free of the rule's taint", SOON, free_of(OF_RULE)).await?;
+    cluster.wait_for(&rules, "disks", "free to go", SOON, unbound).await?;
+    assert_eq!(policies(&cluster).await?, (0, 0));
+    off.terminate().await?;
+    nodes(&cluster).delete("bare", &DeleteParams::default()).await?;
+
+    let yaml = config(&format!("taintKey: {OLD}"));
+    let mut first = Groundcrew::builder(&cluster).name("first").config_yaml(&yaml).start().await?;
     births_carry(&cluster, OLD).await?;
     births_carry(&cluster, OF_RULE).await?;
     let foreign = json!([{"key": OLD, "value": "mine", "effect": "NoExecute"}]);
@@ -83,7 +102,6 @@ async fn no_taint_outlives_its_key_or_the_feature_and_that_of_others_is_left_alo
     }
     assert_eq!((policies(&cluster).await?, node_webhooks(&cluster).await?), ((0, 0), 0));
     births_are_free(&cluster, json!({})).await?;
-    let unbound = |rule: &groundcrew::node_startup::crd::NodeStartupRule| rule.finalizers().is_empty();
     cluster.wait_for(&rules, "disks", "free to go", SOON, unbound).await?;
     Ok(())
 }

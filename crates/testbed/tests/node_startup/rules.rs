@@ -6,10 +6,10 @@ use groundcrew_testbed::{Cluster, Groundcrew, Layer};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::births::births_are_free;
+use crate::births::{births_are_free, births_carry};
 use crate::support::*;
 
 pub async fn install(cluster: &Cluster) -> anyhow::Result<Api<NodeStartupRule>> {
@@ -74,7 +74,7 @@ async fn a_rule_holds_its_nodes_until_its_evidence_is_there_and_leaves_no_taint(
     let cluster = Cluster::start(Layer::Api).await?;
     let rules = install(&cluster).await?;
     let yaml = config("builtIn: false\noperatorTolerates: [example.com/told]");
-    let groundcrew = Groundcrew::builder(&cluster).config_yaml(&yaml).start().await?;
+    let mut groundcrew = Groundcrew::builder(&cluster).config_yaml(&yaml).start().await?;
     engine(&groundcrew, "policy").await?;
     let driver = init_set(&cluster, "driver", "none", json!({})).await?;
     let spec = json!({
@@ -114,10 +114,18 @@ async fn a_rule_holds_its_nodes_until_its_evidence_is_there_and_leaves_no_taint(
     let refused = rules.patch("gpu", &PatchParams::default(), &change).await;
     assert!(matches!(refused, Err(kube::Error::Api(status)) if status.code == 422), "a taint cannot be changed");
 
-    create_node(&cluster, "orphan", json!({"gpu": "yes"}), json!([])).await?;
+    // Deleted while nobody is there, with more to let go than one look can: the rule must outlast them all.
+    groundcrew.terminate().await?;
+    for i in 0..30 {
+        let orphan = create_node(&cluster, &format!("orphan-{i}"), json!({"gpu": "yes"}), json!([])).await?;
+        assert!(carries(&orphan, TAINT));
+    }
     rules.delete("gpu", &DeleteParams::default()).await?;
+    let _groundcrew = Groundcrew::builder(&cluster).name("again").config_yaml(&yaml).start().await?;
     cluster.wait_gone(&rules, "gpu", SOON).await?;
-    assert!(!carries(&nodes(&cluster).get("orphan").await?, TAINT), "the rule is gone and its taint is not");
+    let left = nodes(&cluster).list(&ListParams::default()).await?;
+    let left: Vec<String> = left.iter().filter(|node| carries(node, TAINT)).map(ResourceExt::name_any).collect();
+    assert!(left.is_empty(), "the rule is gone and its taint is not: {left:?}");
     births_are_free(&cluster, json!({"gpu": "yes"})).await
 }
 
@@ -135,7 +143,8 @@ async fn a_rule_that_is_dry_or_cannot_be_followed_taints_nobody_and_says_so() ->
             .create(&PostParams::default(), &rule(name, json!({"evidence": evidence, "dryRun": name == "dry"})))
             .await?;
     }
-    let thief = json!({"taint": {"key": KEY}, "evidence": {"allDaemonSets": true}});
+    let nobody = json!({"matchLabels": {"no": "one"}});
+    let thief = json!({"taint": {"key": KEY}, "nodeSelector": nobody, "evidence": {"allDaemonSets": true}});
     rules.create(&PostParams::default(), &rule("thief", thief)).await?;
     let namesake = json!({"evidence": {"allDaemonSets": true}});
     rules.create(&PostParams::default(), &rule("initializing", namesake)).await?;
@@ -151,6 +160,18 @@ async fn a_rule_that_is_dry_or_cannot_be_followed_taints_nobody_and_says_so() ->
     assert!(startup.is_empty(), "{startup:?}");
     let counts = |r: &NodeStartupRule| r.status.as_ref().is_some_and(|s| s.would_hold >= 1 && s.held == 0);
     cluster.wait_for(&rules, "dry", "counts whom it would hold", SOON, counts).await?;
+    rules.delete("thief", &DeleteParams::default()).await?;
+    cluster.wait_gone(&rules, "thief", SOON).await?;
+    assert!(held(&nodes(&cluster).get("n").await?), "whom a refused rule means, and its end, are nothing to others");
+
+    let evidence = json!({"daemonSets": [{"namespace": "kube-system", "name": "missing"}]});
+    let unusable = json!({"nodeSelector": {"matchLabels": {"pool": "no label"}}, "evidence": evidence});
+    rules.create(&PostParams::default(), &rule("unusable", unusable)).await?;
+    let unusable = cluster.wait_for(&rules, "unusable", "refused by the API server", SOON, refused).await?;
+    assert!(accepted(&unusable).is_some_and(|(_, why)| why.contains("no label")), "{:?}", accepted(&unusable));
+    let usable = json!({"taint": {"key": "example.com/usable"}, "evidence": evidence});
+    rules.create(&PostParams::default(), &rule("usable", usable)).await?;
+    births_carry(&cluster, "example.com/usable").await?;
     let empty = rules.create(&PostParams::default(), &rule("empty", json!({"evidence": {}}))).await;
     assert!(matches!(empty, Err(kube::Error::Api(status)) if status.code == 422));
     Ok(())
