@@ -49,6 +49,14 @@ struct Memory {
     said: bool,
 }
 
+impl Memory {
+    /// Whoever leads says it once, also one who came to lead only after it had happened.
+    fn says_that_it_stopped(&mut self, guard: Guard, leads: bool) -> bool {
+        self.said &= !guard.is_open();
+        !guard.is_open() && leads && !std::mem::replace(&mut self.said, true)
+    }
+}
+
 struct Surveyor {
     shared: Arc<Shared>,
     context: Context,
@@ -156,13 +164,10 @@ impl Surveyor {
                 (true, Guard::Open) => info!(rule = rule.name, "new nodes are tainted again"),
                 _ => {}
             }
-            let Guard::Stopped { timed_out, of } = guard else {
-                memory.said = false;
-                continue;
-            };
+            let says = memory.says_that_it_stopped(guard, leads);
+            let Guard::Stopped { timed_out, of } = guard else { continue };
             stopped.insert(rule.name.clone());
-            // Whoever leads says it, also one who came to lead only after it had happened.
-            if leads && !std::mem::replace(&mut memory.said, true) {
+            if says {
                 let note = format!("{}: {timed_out} of {of} recent nodes timed out; new ones are not held", rule.name);
                 self.context.events.warning(own_namespace(&self.context), "StartupTaintingStopped", note);
             }
@@ -184,5 +189,21 @@ fn own_namespace(context: &Context) -> ObjectReference {
         name: Some(context.namespace.clone()),
         namespace: Some(context.namespace.clone()),
         ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_while_nobody_led_is_said_by_the_next_leader_and_once() {
+        let stopped = Guard::Stopped { timed_out: 3, of: 4 };
+        let mut memory = Memory::default();
+        let looks = [(stopped, false), (stopped, true), (stopped, true), (Guard::Open, true), (stopped, true)];
+        assert_eq!(
+            looks.map(|(guard, leads)| memory.says_that_it_stopped(guard, leads)),
+            [false, true, false, false, true]
+        );
     }
 }

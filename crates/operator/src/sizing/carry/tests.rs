@@ -47,3 +47,21 @@ async fn the_pace_is_kept_within_each_second() {
     tokio::time::advance(Duration::from_millis(500)).await;
     assert_eq!(pace.allows(Instant::now()), 20);
 }
+
+#[test]
+fn a_replica_that_leads_no_more_exports_no_numbers() {
+    let exported = |registry: &Registry| {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        text
+    };
+    let mut registry = Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let failures = BTreeMap::from([(key("ns", "x"), groundcrew_core::sizing::Why::NodeOpen)]);
+    metrics.record(&Plan { states: BTreeMap::from([("right", 7)]), failures, ..Plan::default() });
+    assert!(exported(&registry).contains("groundcrew_sizing_pods{state=\"right\"} 7"));
+    assert!(exported(&registry).contains("groundcrew_sizing_failing_daemonsets 1"));
+    metrics.clear();
+    assert!(!exported(&registry).contains("groundcrew_sizing_pods{"));
+    assert!(exported(&registry).contains("groundcrew_sizing_failing_daemonsets 0"));
+}
