@@ -10,11 +10,13 @@ use serde_json::Value;
 use crate::certificates::{Rules, RulesError};
 use crate::spread::rebalance::Limits;
 
+mod names;
 mod node_startup;
 mod reader;
 #[cfg(test)]
 mod tests;
 
+use names::label;
 pub use node_startup::{Engine, FailurePolicy, NodeStartupFeature};
 pub use reader::{Origin, Override, Problem, Problems};
 use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one_of, path, port, text, texts};
@@ -388,14 +390,6 @@ fn https_url(value: &Value) -> Parsed<String> {
         return Err((format!("expected https://host:port, got {url:?}"), "the path is added by groundcrew".to_owned()));
     }
     Ok(url)
-}
-
-fn label(value: &Value) -> Parsed<(String, String)> {
-    let spelled = text(value)?;
-    match spelled.split_once('=') {
-        Some((key, value)) if !key.is_empty() && !value.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err((format!("expected key=value, got {spelled:?}"), String::new())),
-    }
 }
 
 /// A label selector whose operators and values fit together.
