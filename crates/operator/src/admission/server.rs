@@ -1,18 +1,19 @@
 //! The HTTPS accept loop: no caller, however slow or idle, keeps the next review waiting.
 //!
 //! ```text
-//! accept ──► a slot (or the longest idle makes room) ──► handshake ──► HTTP/1.1 or HTTP/2 ──► router
+//! accept ──► a slot (or a slow or idle one makes room) ──► handshake ──► HTTP/1.1 or HTTP/2 ──► router
 //!                           ▲
 //!             sweeper: idle too long, header too slow
 //! ```
 //!
 //! # Guarantees
-//! - A newcomer gets in unless every connection has a request in flight; who never asked anything goes first.
+//! - A newcomer gets in unless every connection has a whole request that is not answered yet. Who keeps us waiting, with
+//!   the first request, the rest of a body or the taking of an answer, goes before who is merely idle.
 //! - Memory is bounded by [`Limits::connections`], whatever arrives.
 //! - An error of `accept` never ends the loop; [`serve`] returns within [`Limits::drain`] after `shutdown`.
 //!
 //! # Assumptions
-//! The router bounds the size of a body and the time it takes: while a request is in flight nothing here cuts it off.
+//! The router bounds the size of a body and the time it takes; a request that arrived whole is never cut off here.
 
 use std::io;
 use std::pin::pin;
@@ -34,10 +35,12 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 use tracing::{Instrument, debug, warn};
 
-use self::connections::{Activity, Connections, Slot};
+use self::activity::{Activity, Arriving, Tracked, Watched};
+use self::connections::{Connections, Slot};
 pub use self::metrics::{Closed, Failure, Metrics};
 use super::tls::ServingCert;
 
+mod activity;
 mod connections;
 mod metrics;
 #[cfg(test)]
@@ -184,7 +187,7 @@ impl Server {
     async fn attend(&self, socket: TcpStream, mut slot: Slot) {
         let stream = tokio::select! {
             stream = self.handshake(socket) => stream,
-            () = slot.asked_to_close() => return,
+            _ = slot.asked_to_close() => return,
         };
         match stream {
             Ok(stream) => self.converse(stream, slot).await,
@@ -212,7 +215,7 @@ impl Server {
         let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         let http = if h2 { self.http.clone().http2_only() } else { self.http.clone().http1_only() };
         let activity = slot.activity();
-        let io = TokioIo::new(connections::Watched::new(stream, activity.clone(), !h2));
+        let io = TokioIo::new(Watched::new(stream, activity.clone(), !h2));
         let service = service_fn(|request| answer(self.router.clone(), request, activity.clone()));
         let mut connection = pin!(http.serve_connection(io, service));
 
@@ -220,7 +223,12 @@ impl Server {
             result = connection.as_mut() => {
                 return slot.ended(if result.is_ok() { Closed::peer } else { Closed::error });
             }
-            () = slot.asked_to_close() => {}
+            reason = slot.asked_to_close() => {
+                // Nothing of it will be missed, and its place is wanted now.
+                if reason == Closed::made_room && activity.waits_for_peer() {
+                    return;
+                }
+            }
         }
         connection.as_mut().graceful_shutdown();
         tokio::select! {
@@ -244,8 +252,9 @@ async fn answer(
     router: Router,
     request: http::Request<Incoming>,
     activity: Arc<Activity>,
-) -> Result<http::Response<connections::Tracked>, std::convert::Infallible> {
+) -> Result<http::Response<Tracked>, std::convert::Infallible> {
     let flight = activity.begin();
-    let response = router.oneshot(request.map(Body::new)).await?;
-    Ok(response.map(|body| connections::Tracked::new(body, flight)))
+    let arriving = |body| Body::new(Arriving::new(body, Arc::clone(&flight)));
+    let response = router.oneshot(request.map(arriving)).await?;
+    Ok(response.map(|body| Tracked::new(body, flight)))
 }
