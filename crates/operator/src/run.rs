@@ -42,7 +42,7 @@ use crate::{definitions, features, node_startup, spread};
 
 /// How long new connections are still taken after "not ready", so that nobody is sent to a closed port.
 const GRACE: Duration = Duration::from_secs(2);
-/// The rest of the ten seconds a shutdown may take.
+/// The rest of the ten seconds a shutdown may take, but for the last spans.
 const LAST_TASKS: Duration = Duration::from_secs(7);
 /// Of the webhook server, inside [`LAST_TASKS`].
 const DRAIN: Duration = Duration::from_secs(5);
@@ -133,7 +133,7 @@ pub struct Process {
 
 /// `groundcrew run`.
 pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
-    runtime()?.block_on(async {
+    block_on(runtime()?, async {
         let process = Process::start(settings, config).await?;
         let mut registry = Registry::default();
         let (context, elector) = process.context(&mut registry, process.election());
@@ -160,6 +160,14 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, String> {
         .enable_all()
         .build()
         .map_err(|e| format!("cannot start the runtime: {e}"))
+}
+
+/// The whole life of a process. A thread that is still blocked at its end, on a collector of spans that does not
+/// answer, is not waited for.
+pub fn block_on<T>(runtime: tokio::runtime::Runtime, life: impl Future<Output = T>) -> T {
+    let end = runtime.block_on(life);
+    runtime.shutdown_background();
+    end
 }
 
 impl Process {
