@@ -36,7 +36,7 @@ use crate::runtime::client::{self, Clients};
 use crate::runtime::events::Events;
 use crate::runtime::leadership::Leadership;
 use crate::runtime::lease::{Elector, LeaseSettings, identity, vacant};
-use crate::runtime::queue::Queue;
+use crate::runtime::queue::{Queue, There};
 use crate::telemetry::Telemetry;
 use crate::{definitions, features, node_startup, spread};
 
@@ -112,6 +112,7 @@ impl Context {
             workers: self.config.controller.workers,
             leader: self.leadership.watch(),
             stop: self.stopping.clone(),
+            there: There::default(),
         }
     }
 }
