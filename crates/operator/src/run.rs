@@ -294,10 +294,10 @@ impl Process {
             hold: context.config.webhook.recreate_after,
             clock: context.clock,
         };
-        let (leader, ready) = (context.leadership.watch(), context.readiness.watch());
+        let (leadership, ready) = (context.leadership.clone(), context.readiness.watch());
         let client = context.clients.write.clone();
         let stop = context.stopping.clone();
-        context.tasks.spawn(registration::keep(client, settings, source, leader, ready, published, stop));
+        context.tasks.spawn(registration::keep(client, settings, source, leadership, ready, published, stop));
         Ok(())
     }
 
@@ -367,8 +367,8 @@ fn start_certificates(
                 clock: context.clock,
             };
             let client = context.clients.write.clone();
-            let leader = context.leadership.watch();
-            let (source, keep) = certs::managed::prepare(client, settings, serving, leader, published, stop);
+            let leadership = context.leadership.clone();
+            let (source, keep) = certs::managed::prepare(client, settings, serving, leadership, published, stop);
             context.tasks.spawn(keep);
             source
         }
@@ -381,8 +381,8 @@ async fn remove_registration(context: &Context) {
     let removing = async {
         loop {
             let _ = leader.wait_for(|leads| *leads).await;
-            let client = context.clients.write.clone();
-            match registration::remove(client, &context.namespace, WEBHOOK_RECORD, context.clock).await {
+            let (client, leadership) = (context.clients.write.clone(), context.leadership.clone());
+            match registration::remove(client, leadership, &context.namespace, WEBHOOK_RECORD, context.clock).await {
                 Ok(()) => return info!("the webhook is turned off and not registered"),
                 Err(e) => warn!(error = %e, "the webhook configuration could not be removed, trying again"),
             }

@@ -1,7 +1,10 @@
+use std::sync::{Arc, Mutex};
+
 use serde_json::{Value, json};
 
 use super::compare::{concede_injected, difference};
 use super::*;
+use crate::runtime::leadership::Leadership;
 
 fn pods() -> Vec<Rule> {
     vec![Rule {
@@ -232,4 +235,24 @@ fn what_we_own_and_no_longer_want_is_a_difference() {
     assert!(difference(&live(&before), &unconditional, NAME).unwrap().ends_with(".matchConditions"));
     let renamed = mutating(&[entry("warmup", "x", exempt())]);
     assert!(difference(&live(&before), &renamed, NAME).is_some());
+}
+
+#[tokio::test]
+async fn who_does_not_lead_writes_nothing() {
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let heard = Arc::clone(&asked);
+    let answer = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": NAME, "resourceVersion": "1"}, "data": {"mutating-registered-at": "x"},
+    });
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        heard.lock().unwrap().push(request.method().to_string());
+        let answer = http::Response::new(kube::client::Body::from(answer.to_string().into_bytes()));
+        async { Ok::<_, std::convert::Infallible>(answer) }
+    });
+    let client = kube::Client::new(service, "default");
+    let removed = remove(client, Leadership::none(), "ops", "record", jiff::Timestamp::now).await;
+    assert!(matches!(removed, Err(keep::Error::NotLeader)), "{removed:?}");
+    let asked = asked.lock().unwrap();
+    assert!(!asked.is_empty() && asked.iter().all(|method| method == "GET"), "{asked:?}");
 }
