@@ -354,7 +354,8 @@ fn start_certificates(
     let stop = context.stopping.clone();
     match webhook.certificates.source {
         CertificateSource::Files => {
-            let (source, keep) = certs::files::prepare(webhook.cert_dir.clone(), serving, context.clock, stop);
+            let directory = webhook.cert_dir.clone();
+            let (source, keep) = certs::files::prepare(directory, serving, context.clock, published, stop);
             context.tasks.spawn(keep);
             source
         }
