@@ -142,6 +142,8 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
         if context.config.controller.enabled {
             definitions::start(&context);
             features::start(&context, &mut registry);
+        } else {
+            complain_when_leading(&context);
         }
         if let Some(elector) = elector {
             context.tasks.spawn(elector.run(context.stopping.clone()));
@@ -374,6 +376,16 @@ fn start_certificates(
             source
         }
     }
+}
+
+/// Whoever leads keeps others from doing what it does not do itself.
+fn complain_when_leading(context: &Context) {
+    let mut leader = context.leadership.watch();
+    context.tasks.spawn(context.stopping.clone().run_until_cancelled_owned(async move {
+        if leader.wait_for(|leads| *leads).await.is_ok() {
+            warn!("this replica leads but runs no controllers (controller.enabled): what they do is done by nobody");
+        }
+    }));
 }
 
 /// Turned off means gone, once this replica leads.
