@@ -122,6 +122,7 @@ impl Context {
 pub struct Process {
     config: Arc<Config>,
     namespace: String,
+    in_cluster: bool,
     clients: Clients,
     readiness: Readiness,
     tasks: TaskTracker,
@@ -198,6 +199,7 @@ impl Process {
         Ok(Self {
             config: Arc::new(config),
             namespace,
+            in_cluster,
             clients,
             readiness,
             tasks: TaskTracker::new(),
@@ -253,7 +255,14 @@ impl Process {
             context.tasks.clone().spawn(async move { remove_registration(&context).await });
             return Ok(());
         }
-        let target = features::target(&context.config, &context.namespace)?;
+        let target = features::target(&context.config, &context.namespace);
+        if let (false, registration::Target::Service { name, namespace, .. }) = (self.in_cluster, &target) {
+            let service = format!("{namespace}/{name}");
+            warn!(
+                service,
+                "running outside the cluster, yet the API server is told to call a Service: see --webhook-url"
+            );
+        }
         let serving = ServingCert::register(registry);
         let port = context.config.webhook.port;
         let socket = health::bind(everywhere(port)).await;
