@@ -8,7 +8,8 @@
 //!
 //! # Guarantees
 //! - A newcomer gets in unless every connection has a whole request that is not answered yet. Who keeps us waiting, with
-//!   the first request, the rest of a body or the taking of an answer, goes before who is merely idle.
+//!   the first request, the rest of a body or the taking of an answer, goes before who is merely idle, once such peers
+//!   have half of the places.
 //! - Memory is bounded by [`Limits::connections`], whatever arrives.
 //! - An error of `accept` never ends the loop; [`serve`] returns within [`Limits::drain`] after `shutdown`.
 //!
