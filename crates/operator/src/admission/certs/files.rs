@@ -28,6 +28,8 @@ mod tests;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const OVERLAP: Duration = Duration::from_secs(180);
+/// From the time we see a bundle until every API server has heard of it.
+const HEARD_OF: Duration = Duration::from_secs(5);
 
 /// What callers get at once, and the work that keeps it true until `shutdown`.
 pub fn prepare(
@@ -87,7 +89,7 @@ struct Keeper {
     trust: watch::Sender<Trust>,
     published: watch::Receiver<Option<Published>>,
     /// Whom callers were last seen to trust; between two writes of the leader they may not agree.
-    last_published: Option<Arc<[u8]>>,
+    last_published: Option<Published>,
     /// What is in the directory and not served yet, and since when anything has been held back.
     held: Option<(Pair, Instant)>,
     /// The last contents or error that was acted on, so that each is told once.
@@ -149,15 +151,17 @@ impl Keeper {
 
     fn serve_what_is_trusted(&mut self) {
         if let Some(published) = &*self.published.borrow() {
-            self.last_published = Some(Arc::clone(&published.bundle));
+            self.last_published = Some(published.clone());
         }
         let Some((new, since)) = self.held.take() else { return };
-        let roots = self.last_published.as_deref().map(|bundle| tls::certificates(bundle).unwrap_or_default());
+        let known = self.last_published.as_ref();
+        let roots = known.map(|known| tls::certificates(&known.bundle).unwrap_or_default());
         let trusts = |pair: &Pair| roots.as_ref().is_none_or(|roots| pair.trusted_by(roots));
+        let is_heard = known.is_none_or(|known| known.since.elapsed() >= HEARD_OF);
         let now = (self.clock)();
         let before = self.serving.pair();
         let before_is_good = before.is_some_and(|before| !before.facts().validity.expired(now) && trusts(&before));
-        if before_is_good && !trusts(&new) && since.elapsed() < OVERLAP {
+        if before_is_good && !(trusts(&new) && is_heard) && since.elapsed() < OVERLAP {
             debug!("the new certificate waits until its CA is published");
             self.held = Some((new, since));
             return;

@@ -37,7 +37,8 @@ impl Scene {
 
     fn publish(&self, bundle: &str) {
         let bundle = Arc::from(bundle.as_bytes());
-        self.published.send_replace(Some(Published { bundle, since: Instant::now() }));
+        let since = Instant::now().checked_sub(HEARD_OF).unwrap();
+        self.published.send_replace(Some(Published { bundle, since }));
     }
 
     fn trust(&self) -> Trust {
