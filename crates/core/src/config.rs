@@ -10,14 +10,17 @@ use serde_json::Value;
 use crate::certificates::{Rules, RulesError};
 use crate::spread::rebalance::Limits;
 
+mod names;
 mod node_startup;
 mod reader;
 #[cfg(test)]
 mod tests;
 
+pub use names::BaseUrl;
+use names::{dns_label, dns_labels, http_url, https_url, label};
 pub use node_startup::{Engine, FailurePolicy, NodeStartupFeature};
 pub use reader::{Origin, Override, Problem, Problems};
-use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one_of, path, port, text, texts};
+use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one_of, path, port};
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -68,7 +71,7 @@ pub struct Webhook {
     pub cert_dir: PathBuf,
     pub certificates: Certificates,
     /// Registered instead of the Service, for an operator outside the cluster.
-    pub url: Option<String>,
+    pub url: Option<BaseUrl>,
     pub service: String,
     pub exempt_namespaces: Vec<String>,
     /// How long a configuration that an admin deleted is left deleted.
@@ -256,7 +259,7 @@ fn controller(mut s: Section<'_>) -> Controller {
         workers: usize::try_from(s.get("workers", 5, integer(1, 100))).unwrap_or(5),
         leader_election: {
             let mut s = s.section("leaderElection");
-            LeaderElection { enabled: s.get("enabled", true, boolean), namespace: s.optional("namespace", text) }
+            LeaderElection { enabled: s.get("enabled", true, boolean), namespace: s.optional("namespace", dns_label) }
         },
         namespace_selector: s.optional("namespaceSelector", selector),
     }
@@ -275,11 +278,11 @@ fn webhook(mut s: Section<'_>) -> Webhook {
         cert_dir: cert_dir.unwrap_or_else(|| PathBuf::from("/tmp/k8s-webhook-server/serving-certs")),
         certificates: certificates(s.section("certificates"), source),
         url: s.optional("url", https_url),
-        service: s.get("service", "groundcrew-webhook".to_owned(), text),
+        service: s.get("service", "groundcrew-webhook".to_owned(), dns_label),
         exempt_namespaces: s.get(
             "exemptNamespaces",
             ["kube-system", "kube-public", "kube-node-lease"].map(str::to_owned).to_vec(),
-            texts,
+            dns_labels,
         ),
         recreate_after: s.get("recreateAfter", 600 * SECOND, duration_from(Duration::ZERO)),
         max_streams: u32::try_from(s.get("maxStreams", MAX_STREAMS, integer(1, 1000))).unwrap_or(u32::MAX),
@@ -332,7 +335,7 @@ fn health(mut s: Section<'_>) -> SocketAddr {
 }
 
 fn tracing(mut s: Section<'_>) -> Tracing {
-    Tracing { otlp_endpoint: s.optional("otlpEndpoint", text) }
+    Tracing { otlp_endpoint: s.optional("otlpEndpoint", http_url) }
 }
 
 fn timestamp(mut s: Section<'_>) -> TimestampFeature {
@@ -379,23 +382,6 @@ fn spread(mut s: Section<'_>) -> SpreadFeature {
 #[must_use]
 pub fn everywhere(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)
-}
-
-fn https_url(value: &Value) -> Parsed<String> {
-    let url = text(value)?;
-    let host = url.strip_prefix("https://").unwrap_or_default();
-    if host.is_empty() || host.contains(['/', '@', '?', '#', ' ']) {
-        return Err((format!("expected https://host:port, got {url:?}"), "the path is added by groundcrew".to_owned()));
-    }
-    Ok(url)
-}
-
-fn label(value: &Value) -> Parsed<(String, String)> {
-    let spelled = text(value)?;
-    match spelled.split_once('=') {
-        Some((key, value)) if !key.is_empty() && !value.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err((format!("expected key=value, got {spelled:?}"), String::new())),
-    }
 }
 
 /// A label selector whose operators and values fit together.

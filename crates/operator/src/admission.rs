@@ -137,7 +137,7 @@ impl Admission {
         Span::current().record("pod", pod.display_name());
         let review = PodReview { pod, namespace: review.namespace(), dry_run: review.dry_run(), now: (self.clock)() };
         let wanted = self.gather(&review);
-        let answer = Answer { warnings: wanted.warnings, ..Answer::allowed() };
+        let answer = wanted.warnings.into_iter().fold(Answer::allowed(), Answer::warn);
         let patch = wanted.patch.against(&review.pod);
         if patch.0.is_empty() {
             return (Outcome::Unchanged, answer);

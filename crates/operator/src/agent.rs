@@ -5,7 +5,7 @@ use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::Settings;
-use crate::run::Process;
+use crate::run::{Process, block_on};
 use crate::warmup::agent;
 
 /// One thread: a node's warm-ups wait far more than they compute, and each further thread costs every node memory.
@@ -18,7 +18,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, String> {
 pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
     let node = settings.node_name.clone().filter(|name| !name.is_empty());
     let node = node.ok_or("the agent needs the name of its node: set --node-name or NODE_NAME")?;
-    runtime()?.block_on(async {
+    block_on(runtime()?, async {
         let (warmup, lease) = (config.warmup.enabled, config.clone());
         let process = Process::start(settings, config).await?;
         let mut registry = Registry::default();

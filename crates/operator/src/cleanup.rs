@@ -28,7 +28,7 @@ use crate::cli::Settings;
 use crate::manifests::{
     CERTIFICATE_SECRET, DEFAULT_NAMESPACE, NAME, NODE_STARTUP_RECORD, SPREAD_MEMORY, WEBHOOK_RECORD,
 };
-use crate::run::{WATCH_TIMEOUT, runtime};
+use crate::run::{WATCH_TIMEOUT, block_on, runtime};
 use crate::runtime::client::{self, Clients};
 use crate::telemetry::Telemetry;
 use crate::{node_startup, warmup};
@@ -39,7 +39,7 @@ const STOPPED: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(500);
 
 pub fn main(settings: &Settings, config: &Config) -> Result<(), String> {
-    runtime()?.block_on(async {
+    block_on(runtime()?, async {
         let telemetry = Telemetry::start(config)?;
         let kube_config = client::load(settings.kubeconfig.as_deref()).await.map_err(|e| e.to_string())?;
         let clients = Clients::new(&kube_config, WATCH_TIMEOUT).map_err(|e| e.to_string())?;

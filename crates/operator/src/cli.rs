@@ -109,7 +109,9 @@ impl Settings {
     /// The validated configuration, or everything that is wrong with it.
     fn load(&self) -> Result<Config, String> {
         let file = self.config.as_deref().map_or(Ok(Value::Null), read_yaml)?;
-        let env = std::env::vars().filter_map(|(name, text)| Override::from_env(&name, &text));
+        // Others may put into the environment what they like, also what is not UTF-8.
+        let env =
+            std::env::vars_os().filter_map(|(name, text)| Override::from_env(name.to_str()?, &text.to_string_lossy()));
         config::load(file, env.chain(self.overrides()).collect()).map_err(|problems| problems.to_string())
     }
 }

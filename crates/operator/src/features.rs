@@ -100,12 +100,11 @@ pub fn tolerations(config: &Config) -> Vec<Toleration> {
 }
 
 /// Where the API server finds the webhooks.
-pub fn target(config: &Config, namespace: &str) -> Result<Target, String> {
+#[must_use]
+pub fn target(config: &Config, namespace: &str) -> Target {
     match &config.webhook.url {
-        Some(url) => Target::url(url).map_err(|e| e.to_string()),
-        None => {
-            Ok(Target::Service { name: config.webhook.service.clone(), namespace: namespace.to_owned(), port: 443 })
-        }
+        Some(url) => Target::Url(url.clone()),
+        None => Target::Service { name: config.webhook.service.clone(), namespace: namespace.to_owned(), port: 443 },
     }
 }
 
@@ -132,11 +131,7 @@ pub fn exempt_namespaces(config: &Config, own: &str) -> Vec<String> {
 /// The webhook configurations as they are registered, without a CA.
 #[must_use]
 pub fn webhook_configurations(config: &Config, namespace: &str) -> Desired {
-    let entries = entries(config, namespace);
-    match target(config, namespace) {
-        Ok(target) => registration::desired(&entries, &target, &Trust::External),
-        Err(_) => Desired { mutating: None, validating: None },
-    }
+    registration::desired(&entries(config, namespace), &target(config, namespace), &Trust::External)
 }
 
 #[cfg(test)]

@@ -21,6 +21,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::admission::server;
+
 /// What has to be true before traffic may come; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Readiness {
@@ -117,23 +119,27 @@ pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     }
 }
 
+/// A node's probes and a few scrapers; anybody in the cluster may connect.
+fn limits() -> server::Limits {
+    server::Limits { connections: 64, ..server::Limits::default() }
+}
+
 /// Binds now, so that a taken port is an error at start, and serves until told to stop.
 pub async fn serve(what: &str, address: SocketAddr, router: Router, stop: CancellationToken) -> Result<(), String> {
     let listener = bind(address).await.map_err(|e| format!("cannot bind {what} to {address}: {e}"))?;
-    tokio::spawn(async move {
-        let serving = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
-        if let Err(e) = serving.await {
-            tracing::error!(error = %e, "plain HTTP server stopped");
-        }
-    });
+    tokio::spawn(server::serve_plain(listener, router, limits(), stop));
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use axum::body::Body;
     use axum::http::Request;
     use http_body_util::BodyExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
     use tower::ServiceExt;
 
     use super::*;
@@ -167,5 +173,31 @@ mod tests {
         for path in ["/healthz", "/livez"] {
             assert_eq!(get(health_router(readiness.clone()), path).await.0, StatusCode::OK);
         }
+    }
+
+    #[tokio::test]
+    async fn idle_connections_and_half_requests_do_not_keep_a_probe_from_its_answer() {
+        let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let stop = CancellationToken::new();
+        serve("health", port, health_router(Readiness::default()), stop.clone()).await.unwrap();
+        let mut others = Vec::new();
+        for at in 0..500 {
+            let mut other = TcpStream::connect(port).await.unwrap();
+            if at % 2 == 0 {
+                // It may have been sent away already.
+                let _ = other.write_all(b"POST /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n").await;
+            }
+            others.push(other);
+        }
+        let mut probe = TcpStream::connect(port).await.unwrap();
+        probe.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut answer = [0; 15];
+        tokio::time::timeout(Duration::from_secs(10), probe.read_exact(&mut answer)).await.unwrap().unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200 OK");
+        let mut sink = Vec::new();
+        let first = others.first_mut().unwrap();
+        let closed = tokio::time::timeout(Duration::from_secs(10), first.read_to_end(&mut sink)).await;
+        assert!(closed.is_ok(), "500 connections are open at once");
+        stop.cancel();
     }
 }

@@ -36,13 +36,13 @@ use crate::runtime::client::{self, Clients};
 use crate::runtime::events::Events;
 use crate::runtime::leadership::Leadership;
 use crate::runtime::lease::{Elector, LeaseSettings, identity, vacant};
-use crate::runtime::queue::Queue;
+use crate::runtime::queue::{Queue, There};
 use crate::telemetry::Telemetry;
 use crate::{definitions, features, node_startup, spread};
 
 /// How long new connections are still taken after "not ready", so that nobody is sent to a closed port.
 const GRACE: Duration = Duration::from_secs(2);
-/// The rest of the ten seconds a shutdown may take.
+/// The rest of the ten seconds a shutdown may take, but for the last spans.
 const LAST_TASKS: Duration = Duration::from_secs(7);
 /// Of the webhook server, inside [`LAST_TASKS`].
 const DRAIN: Duration = Duration::from_secs(5);
@@ -112,6 +112,7 @@ impl Context {
             workers: self.config.controller.workers,
             leader: self.leadership.watch(),
             stop: self.stopping.clone(),
+            there: There::default(),
         }
     }
 }
@@ -121,6 +122,7 @@ impl Context {
 pub struct Process {
     config: Arc<Config>,
     namespace: String,
+    in_cluster: bool,
     clients: Clients,
     readiness: Readiness,
     tasks: TaskTracker,
@@ -133,7 +135,7 @@ pub struct Process {
 
 /// `groundcrew run`.
 pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
-    runtime()?.block_on(async {
+    block_on(runtime()?, async {
         let process = Process::start(settings, config).await?;
         let mut registry = Registry::default();
         let (context, elector) = process.context(&mut registry, process.election());
@@ -141,6 +143,8 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
         if context.config.controller.enabled {
             definitions::start(&context);
             features::start(&context, &mut registry);
+        } else {
+            complain_when_leading(&context);
         }
         if let Some(elector) = elector {
             context.tasks.spawn(elector.run(context.stopping.clone()));
@@ -160,6 +164,14 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, String> {
         .enable_all()
         .build()
         .map_err(|e| format!("cannot start the runtime: {e}"))
+}
+
+/// The whole life of a process. A thread that is still blocked at its end, on a collector of spans that does not
+/// answer, is not waited for.
+pub fn block_on<T>(runtime: tokio::runtime::Runtime, life: impl Future<Output = T>) -> T {
+    let end = runtime.block_on(life);
+    runtime.shutdown_background();
+    end
 }
 
 impl Process {
@@ -187,6 +199,7 @@ impl Process {
         Ok(Self {
             config: Arc::new(config),
             namespace,
+            in_cluster,
             clients,
             readiness,
             tasks: TaskTracker::new(),
@@ -242,7 +255,14 @@ impl Process {
             context.tasks.clone().spawn(async move { remove_registration(&context).await });
             return Ok(());
         }
-        let target = features::target(&context.config, &context.namespace)?;
+        let target = features::target(&context.config, &context.namespace);
+        if let (false, registration::Target::Service { name, namespace, .. }) = (self.in_cluster, &target) {
+            let service = format!("{namespace}/{name}");
+            warn!(
+                service,
+                "running outside the cluster, yet the API server is told to call a Service: see --webhook-url"
+            );
+        }
         let serving = ServingCert::register(registry);
         let port = context.config.webhook.port;
         let socket = health::bind(everywhere(port)).await;
@@ -285,10 +305,10 @@ impl Process {
             hold: context.config.webhook.recreate_after,
             clock: context.clock,
         };
-        let (leader, ready) = (context.leadership.watch(), context.readiness.watch());
+        let (leadership, ready) = (context.leadership.clone(), context.readiness.watch());
         let client = context.clients.write.clone();
         let stop = context.stopping.clone();
-        context.tasks.spawn(registration::keep(client, settings, source, leader, ready, published, stop));
+        context.tasks.spawn(registration::keep(client, settings, source, leadership, ready, published, stop));
         Ok(())
     }
 
@@ -345,7 +365,8 @@ fn start_certificates(
     let stop = context.stopping.clone();
     match webhook.certificates.source {
         CertificateSource::Files => {
-            let (source, keep) = certs::files::prepare(webhook.cert_dir.clone(), serving, context.clock, stop);
+            let directory = webhook.cert_dir.clone();
+            let (source, keep) = certs::files::prepare(directory, serving, context.clock, published, stop);
             context.tasks.spawn(keep);
             source
         }
@@ -358,12 +379,22 @@ fn start_certificates(
                 clock: context.clock,
             };
             let client = context.clients.write.clone();
-            let leader = context.leadership.watch();
-            let (source, keep) = certs::managed::prepare(client, settings, serving, leader, published, stop);
+            let leadership = context.leadership.clone();
+            let (source, keep) = certs::managed::prepare(client, settings, serving, leadership, published, stop);
             context.tasks.spawn(keep);
             source
         }
     }
+}
+
+/// Whoever leads keeps others from doing what it does not do itself.
+fn complain_when_leading(context: &Context) {
+    let mut leader = context.leadership.watch();
+    context.tasks.spawn(context.stopping.clone().run_until_cancelled_owned(async move {
+        if leader.wait_for(|leads| *leads).await.is_ok() {
+            warn!("this replica leads but runs no controllers (controller.enabled): what they do is done by nobody");
+        }
+    }));
 }
 
 /// Turned off means gone, once this replica leads.
@@ -372,8 +403,8 @@ async fn remove_registration(context: &Context) {
     let removing = async {
         loop {
             let _ = leader.wait_for(|leads| *leads).await;
-            let client = context.clients.write.clone();
-            match registration::remove(client, &context.namespace, WEBHOOK_RECORD, context.clock).await {
+            let (client, leadership) = (context.clients.write.clone(), context.leadership.clone());
+            match registration::remove(client, leadership, &context.namespace, WEBHOOK_RECORD, context.clock).await {
                 Ok(()) => return info!("the webhook is turned off and not registered"),
                 Err(e) => warn!(error = %e, "the webhook configuration could not be removed, trying again"),
             }

@@ -1,5 +1,7 @@
 //! Logs, spans and where they go.
 
+use std::time::Duration;
+
 use groundcrew_core::config::{Config, LogFormat};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider;
@@ -11,6 +13,9 @@ use opentelemetry_sdk::trace::span_processor_with_async_runtime::BatchSpanProces
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
+
+/// A collector that does not answer must not keep the process: what is left of the ten seconds a shutdown may take.
+const LAST_SPANS: Duration = Duration::from_millis(800);
 
 /// Flushes the spans that are still queued when the process ends.
 #[derive(Debug, Default)]
@@ -36,13 +41,18 @@ impl Telemetry {
         Ok(Self { spans })
     }
 
-    /// The exporter runs on this runtime, so it is waited for elsewhere: with one thread it could never finish.
+    /// The exporter runs on this runtime, so it is waited for elsewhere: with one thread it could never finish. That
+    /// wait has a deadline of its own, longer than ours: see [`crate::run::block_on`].
     pub async fn flush(self) {
         let Some(spans) = self.spans else { return };
-        match tokio::task::spawn_blocking(move || spans.shutdown()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(e)) => tracing::warn!(error = %e, "the last spans could not be sent"),
-            Err(e) => tracing::warn!(error = %e, "the last spans could not be sent"),
+        let sent = tokio::task::spawn_blocking(move || spans.shutdown().map_err(|e| e.to_string()));
+        let sent = match tokio::time::timeout(LAST_SPANS, sent).await {
+            Ok(Ok(sent)) => sent,
+            Ok(Err(e)) => Err(e.to_string()),
+            Err(e) => Err(e.to_string()),
+        };
+        if let Err(error) = sent {
+            tracing::warn!(error, "the last spans could not be sent");
         }
     }
 }

@@ -121,7 +121,8 @@ fn start(context: &Context, _registry: &mut Registry) {
     context.follow(&cache, cache::fill(Arc::clone(&cache), pods, context.feed(), waiting));
 
     let context = context.clone();
-    let queue = context.queue(Feature::Timestamp);
+    let waits = Arc::clone(&cache);
+    let queue = context.queue(Feature::Timestamp).forgetting(move |key| waits.get(key).is_some());
     context.tasks.clone().spawn(queue.run(changes, move |key| {
         let (cache, context) = (Arc::clone(&cache), context.clone());
         async move { reconcile(&key, &cache, &context).await }

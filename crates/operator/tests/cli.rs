@@ -51,6 +51,22 @@ fn a_bad_configuration_lists_every_problem_and_starts_nothing() {
 }
 
 #[test]
+fn what_is_not_utf8_in_the_environment_is_a_bad_value_at_most() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let odd = OsStr::from_bytes(b"\xff");
+    let run = |name: &OsStr| {
+        Command::new(env!("CARGO_BIN_EXE_groundcrew")).arg("manifests").env_clear().env(name, odd).output().unwrap()
+    };
+    for others in [OsStr::new("LS_COLORS"), odd] {
+        assert!(run(others).status.success(), "{}", said(&run(others)));
+    }
+    let ours = run(OsStr::new("GROUNDCREW_WEBHOOK__PORT"));
+    assert_eq!(ours.status.code(), Some(2), "{}", said(&ours));
+}
+
+#[test]
 fn a_missing_or_broken_file_is_named() {
     let output = groundcrew(&["run", "--config", "/nonexistent.yaml"], &[]);
     assert_eq!(output.status.code(), Some(2));

@@ -14,6 +14,8 @@ use kube::api::{Api, PostParams};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -107,9 +109,23 @@ fn peak_memory(groundcrew: &Groundcrew) -> anyhow::Result<u64> {
     Ok(line.split_whitespace().nth(1).context("no number")?.parse()?)
 }
 
+/// Half a request, then silence until the server has had enough.
+async fn write_slowly(tls: &TlsConnector, address: SocketAddr, half_sent: &Semaphore) -> anyhow::Result<()> {
+    let head =
+        "POST /mutate-v1-pod HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n{";
+    let mut stream = connect(tls, address).await?;
+    stream.write_all(head.as_bytes()).await?;
+    stream.flush().await?;
+    half_sent.add_permits(1);
+    stream.read_to_end(&mut Vec::new()).await?;
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_connections_and_slow_writers_do_not_stop_a_review() -> anyhow::Result<()> {
     const IDLE: usize = 5000;
+    /// More than there are places, and each comes again.
+    const SLOW: u32 = 700;
     let cluster = Cluster::start(Layer::Api).await?;
     let groundcrew = Groundcrew::builder(&cluster).start().await?;
     cluster.webhook_answers().await?;
@@ -118,13 +134,19 @@ async fn idle_connections_and_slow_writers_do_not_stop_a_review() -> anyhow::Res
     // Whoever opens so many sees the oldest closed: each handshake must work, none need live on.
     let idle: Vec<_> = stream::iter(0..IDLE).map(|_| connect(&tls, address)).buffer_unordered(32).collect().await;
     let refused = idle.iter().filter(|c| c.is_err()).count();
-    let mut slow = Vec::new();
-    for _ in 0..200 {
-        let mut stream = connect(&tls, address).await?;
-        let head = "POST /mutate-v1-pod HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n{";
-        stream.write_all(head.as_bytes()).await?;
-        slow.push(stream);
+    let half_sent = Arc::new(Semaphore::new(0));
+    let mut writers = JoinSet::new();
+    for _ in 0..SLOW {
+        let (tls, half_sent) = (tls.clone(), Arc::clone(&half_sent));
+        writers.spawn(async move {
+            loop {
+                let _ = write_slowly(&tls, address, &half_sent).await;
+                // Else the flood would be one of handshakes, which cost this machine as much as the server.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
     }
+    let _ = timeout(SOON, half_sent.acquire_many(SLOW)).await.context("the slow writers did not get in")??;
     let namespace = cluster.namespace("flood").await?;
     let pods: Api<Pod> = namespace.api();
     for i in 0..20 {

@@ -233,5 +233,41 @@ async fn an_expired_pair_in_the_directory_is_replaced_in_under_ten_seconds() -> 
     let bundle = published(&configurations).await?;
     assert!(bundle.starts_with(good[2].1.trim_end().as_bytes()), "the new ca.crt is what is published");
     handshake(groundcrew.webhook_addr(), &bundle).await?;
+    a_new_ca_reaches_the_standby_first(&cluster, &groundcrew, directory.path(), &good).await
+}
+
+/// Kubelets refresh the volumes of replicas up to two minutes apart, and only the leader publishes a CA.
+async fn a_new_ca_reaches_the_standby_first(
+    cluster: &Cluster,
+    leader: &Groundcrew,
+    of_leader: &Path,
+    old: &[(&str, String)],
+) -> anyhow::Result<()> {
+    let of_standby = tempfile::tempdir()?;
+    fill_volume(of_standby.path(), "..one", old)?;
+    let standby = Groundcrew::builder(cluster).name("standby").arg("--cert-dir").arg(of_standby.path());
+    let standby = standby.start().await?;
+    let configurations: Configurations = Api::all(cluster.client());
+    let strict = [leader.webhook_addr(), standby.webhook_addr()].map(|server| {
+        let both = |seen: &Watch| seen.leaves.len() == 2;
+        tokio::spawn(be_strict(configurations.clone(), vec![server], Watch::default(), both))
+    });
+
+    let new = handmade(2098)?;
+    fill_volume(of_standby.path(), "..two", &new)?;
+    let began = Instant::now();
+    while standby.log()?.matches("certificate files read").count() < 2 {
+        anyhow::ensure!(began.elapsed() < SOON, "the standby does not see its files");
+        sleep(Duration::from_millis(20)).await;
+    }
+    for _ in 0..5 {
+        handshake(standby.webhook_addr(), old[2].1.as_bytes()).await.context("the new leaf is served too early")?;
+        sleep(Duration::from_millis(50)).await;
+    }
+    fill_volume(of_leader, "..four", &new)?;
+    for seen in strict {
+        let seen = timeout(SOON, seen).await.context("the new leaf is not served");
+        cluster.explain(seen.and_then(|ended| ended?))?;
+    }
     Ok(())
 }

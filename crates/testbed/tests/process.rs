@@ -50,7 +50,11 @@ async fn sigterm_makes_it_unready_first_gives_the_lease_back_and_ends_in_time() 
 
 /// Whether the probe said "not ready" before the sockets closed.
 async fn ends_in_order(cluster: &Cluster) -> anyhow::Result<bool> {
-    let mut groundcrew = Groundcrew::builder(cluster).start().await?;
+    // Takes connections and never answers: spans that nobody wants must not keep the process.
+    let collector = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let endpoint = format!("http://{}", collector.local_addr()?);
+    let builder = Groundcrew::builder(cluster).env("GROUNDCREW_TRACING__OTLP_ENDPOINT", endpoint);
+    let mut groundcrew = builder.start().await?;
     groundcrew.wait_metric("groundcrew_leader 1", SOON).await?;
     let (health, began) = (groundcrew.health_addr(), Instant::now());
     let unready = tokio::spawn(async move {

@@ -97,8 +97,22 @@ fn every_problem_is_listed_with_path_origin_and_hint() {
 #[case(json!([1]), "the file")]
 #[case(json!({"controller": {"resyncPeriod": 30}}), "controller.resyncPeriod")]
 #[case(json!({"nodeLabels": {"spot": "spot"}}), "nodeLabels.spot")]
+#[case(json!({"nodeLabels": {"spot": "a==b"}}), "nodeLabels.spot")]
+#[case(json!({"nodeLabels": {"spot": "a b=c"}}), "nodeLabels.spot")]
+#[case(json!({"nodeLabels": {"onDemand": "a= b"}}), "nodeLabels.onDemand")]
+#[case(json!({"nodeLabels": {"onDemand": "-a/b=c"}}), "nodeLabels.onDemand")]
 #[case(json!({"webhook": {"url": "http://a:1"}}), "webhook.url")]
 #[case(json!({"webhook": {"url": "https://a:1/path"}}), "webhook.url")]
+#[case(json!({"webhook": {"url": "https://a:99999"}}), "webhook.url")]
+#[case(json!({"webhook": {"url": "https://user@a:1"}}), "webhook.url")]
+#[case(json!({"webhook": {"url": "https://a:1?q"}}), "webhook.url")]
+#[case(json!({"webhook": {"url": "https://::1:1"}}), "webhook.url")]
+#[case(json!({"webhook": {"url": "https://"}}), "webhook.url")]
+#[case(json!({"webhook": {"exemptNamespaces": ["Kube_System"]}}), "webhook.exemptNamespaces")]
+#[case(json!({"webhook": {"service": "a.b"}}), "webhook.service")]
+#[case(json!({"controller": {"leaderElection": {"namespace": "A"}}}), "controller.leaderElection.namespace")]
+#[case(json!({"tracing": {"otlpEndpoint": "collector:4318"}}), "tracing.otlpEndpoint")]
+#[case(json!({"tracing": {"otlpEndpoint": "http://a b"}}), "tracing.otlpEndpoint")]
 #[case(json!({"webhook": {"certificates": {"leafLifetime": "48h", "caLifetime": "24h"}}}), "webhook.certificates.leafLifetime")]
 #[case(json!({"health": {"bindAddress": "0"}}), "health.bindAddress")]
 #[case(json!({"sizing": {"warnShare": 101}}), "sizing.warnShare")]
@@ -107,6 +121,16 @@ fn every_problem_is_listed_with_path_origin_and_hint() {
 #[case(json!({"controller": {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}}), "controller.namespaceSelector")]
 fn a_bad_value_is_named_by_its_path(#[case] file: Value, #[case] path: &str) {
     assert_eq!(problems(file, vec![]).iter().map(|p| p.0.as_str()).collect::<Vec<_>>(), [path]);
+}
+
+#[rstest]
+#[case("https://hooks.example:8443", "hooks.example")]
+#[case("https://Hooks.Example", "hooks.example")]
+#[case("https://10.0.0.1:1", "10.0.0.1")]
+#[case("https://[FD00::1]:8443", "fd00::1")]
+fn a_webhook_url_tells_the_name_its_certificate_must_have(#[case] url: &str, #[case] host: &str) {
+    let read = load(json!({"webhook": {"url": url}}), vec![]).unwrap().webhook.url;
+    assert_eq!(read, Some(BaseUrl { base: url.to_owned(), host: host.to_owned() }));
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! Request bodies, bounded in size, in time and in how much of them is held at once.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -9,18 +8,22 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
-use tokio::sync::Semaphore;
 
-/// Bounds of one request body.
+use self::budget::{Budget, Share};
+
+mod budget;
+#[cfg(test)]
+mod tests;
+
+/// Bounds of request bodies.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Legal reviews reach 3 MB (old and new object of 1.5 MB each), escapes on top.
     pub bytes: usize,
-    /// The API server gives up after one second; whoever needs longer is not the API server.
+    /// The API server gives up after one second; whoever needs longer is not the API server, or on a stalled machine.
     pub deadline: Duration,
-    /// Bodies above `small` take turns, so that many slow writers cannot fill the memory.
-    pub small: usize,
-    large_slots: Arc<Semaphore>,
+    /// Of all bodies together, so that no number of streams fills the memory.
+    pub budget: Budget,
 }
 
 impl Default for Limits {
@@ -28,8 +31,9 @@ impl Default for Limits {
         Self {
             bytes: 7 << 20,
             deadline: Duration::from_secs(5),
-            small: 256 << 10,
-            large_slots: Arc::new(Semaphore::new(8)),
+            // Ten of the largest legal reviews, or two thousand usual ones. A buffer may be twice as large as what is
+            // in it, and that is a quarter of the memory the manifests give us.
+            budget: Budget::new(32 << 20),
         }
     }
 }
@@ -43,6 +47,8 @@ pub enum Refusal {
     TooLarge(usize),
     #[error("the body did not arrive in time")]
     TooSlow,
+    #[error("too many bodies are arriving, and this one takes longest")]
+    Crowded,
     #[error("the body could not be read")]
     Broken,
 }
@@ -53,6 +59,7 @@ impl IntoResponse for Refusal {
             Refusal::ContentType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Refusal::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Refusal::TooSlow => StatusCode::REQUEST_TIMEOUT,
+            Refusal::Crowded => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::Broken => StatusCode::BAD_REQUEST,
         };
         (status, self.to_string()).into_response()
@@ -68,20 +75,24 @@ pub async fn read(request: Request<Body>, limits: &Limits) -> Result<Bytes, Refu
     if announced_length(request.headers()).is_some_and(|length| length > limits.bytes as u64) {
         return Err(Refusal::TooLarge(limits.bytes));
     }
-    let collecting = collect(request.into_body(), limits);
-    tokio::time::timeout(limits.deadline, collecting).await.unwrap_or(Err(Refusal::TooSlow))
+    let (share, evicted) = limits.budget.enter();
+    let collecting = tokio::time::timeout(limits.deadline, collect(request.into_body(), limits, &share));
+    tokio::select! {
+        biased;
+        read = collecting => read.unwrap_or(Err(Refusal::TooSlow)),
+        _ = evicted => Err(Refusal::Crowded),
+    }
 }
 
-async fn collect(mut body: Body, limits: &Limits) -> Result<Bytes, Refusal> {
+async fn collect(mut body: Body, limits: &Limits, share: &Share) -> Result<Bytes, Refusal> {
     let mut bytes = BytesMut::new();
-    let mut slot = None;
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|_| Refusal::Broken)?.into_data() else { continue };
         if bytes.len() + data.len() > limits.bytes {
             return Err(Refusal::TooLarge(limits.bytes));
         }
-        if slot.is_none() && bytes.len() + data.len() > limits.small {
-            slot = limits.large_slots.acquire().await.ok();
+        if !share.grow(data.len()) {
+            return Err(Refusal::Crowded);
         }
         bytes.extend_from_slice(&data);
     }

@@ -6,8 +6,8 @@
 //! on the same path fires, and the handler serves all features whichever entry called.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
+use groundcrew_core::config::BaseUrl;
 use groundcrew_core::feature::Feature;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -170,41 +170,23 @@ impl Entry {
 /// Where the API server finds us.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    Service { name: String, namespace: String, port: i32 },
-    Url { base: String, host: String },
-}
-
-/// Why a webhook URL cannot be registered.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("webhook URL {url:?} must look like https://host:port: {why}")]
-pub struct UrlError {
-    url: String,
-    why: &'static str,
+    Service {
+        name: String,
+        namespace: String,
+        port: i32,
+    },
+    /// A server outside the cluster, reached at the base plus the path of each entry.
+    Url(BaseUrl),
 }
 
 impl Target {
-    /// A server outside the cluster, reached at `url` plus the path of each entry.
-    pub fn url(url: &str) -> Result<Self, UrlError> {
-        let fail = |why| UrlError { url: url.to_owned(), why };
-        let uri: http::Uri = url.parse().map_err(|_| fail("not a URL"))?;
-        if uri.scheme_str() != Some("https") {
-            return Err(fail("the scheme is not https"));
-        }
-        if uri.query().is_some() || url.contains(['@', '#']) {
-            return Err(fail("user, query and fragment are not allowed"));
-        }
-        let host = uri.host().ok_or_else(|| fail("no host"))?.trim_matches(['[', ']']);
-        let host = host.parse::<IpAddr>().map_or_else(|_| host.to_ascii_lowercase(), |ip| ip.to_string());
-        Ok(Self::Url { base: url.trim_end_matches('/').to_owned(), host })
-    }
-
     /// The names the API server verifies in our certificate.
     pub fn names(&self) -> Vec<String> {
         match self {
             Self::Service { name, namespace, .. } => {
                 vec![format!("{name}.{namespace}.svc"), format!("{name}.{namespace}.svc.cluster.local")]
             }
-            Self::Url { host, .. } => vec![host.clone()],
+            Self::Url(url) => vec![url.host.clone()],
         }
     }
 
@@ -224,7 +206,7 @@ impl Target {
                 }),
                 url: None,
             },
-            Self::Url { base, .. } => {
+            Self::Url(BaseUrl { base, .. }) => {
                 WebhookClientConfig { ca_bundle, service: None, url: Some(format!("{base}{path}")) }
             }
         }

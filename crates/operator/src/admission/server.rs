@@ -1,18 +1,20 @@
-//! The HTTPS accept loop: no caller, however slow or idle, keeps the next review waiting.
+//! The accept loop, of the webhook over TLS and of probes in the clear: no caller, however slow or idle, keeps the next review waiting.
 //!
 //! ```text
-//! accept ──► a slot (or the longest idle makes room) ──► handshake ──► HTTP/1.1 or HTTP/2 ──► router
+//! accept ──► a slot (or a slow or idle one makes room) ──► handshake ──► HTTP/1.1 or HTTP/2 ──► router
 //!                           ▲
 //!             sweeper: idle too long, header too slow
 //! ```
 //!
 //! # Guarantees
-//! - A newcomer gets in unless every connection has a request in flight; who never asked anything goes first.
+//! - A newcomer gets in unless every connection has a whole request that is not answered yet. Who keeps us waiting, with
+//!   the first request, the rest of a body or the taking of an answer, goes before who is merely idle, once such peers
+//!   have half of the places.
 //! - Memory is bounded by [`Limits::connections`], whatever arrives.
 //! - An error of `accept` never ends the loop; [`serve`] returns within [`Limits::drain`] after `shutdown`.
 //!
 //! # Assumptions
-//! The router bounds the size of a body and the time it takes: while a request is in flight nothing here cuts it off.
+//! The router bounds the size of a body and the time it takes; a request that arrived whole is never cut off here.
 
 use std::io;
 use std::pin::pin;
@@ -25,6 +27,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
@@ -34,10 +37,12 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 use tracing::{Instrument, debug, warn};
 
-use self::connections::{Activity, Connections, Slot};
+use self::activity::{Activity, Arriving, Tracked, Watched};
+use self::connections::{Connections, Slot};
 pub use self::metrics::{Closed, Failure, Metrics};
 use super::tls::ServingCert;
 
+mod activity;
 mod connections;
 mod metrics;
 #[cfg(test)]
@@ -103,14 +108,19 @@ pub async fn serve(
     shutdown: CancellationToken,
     metrics: Metrics,
 ) -> Result<(), rustls::Error> {
-    let server = Arc::new(Server {
-        acceptor: TlsAcceptor::from(Arc::new(tls.server_config()?)),
-        http: http(&limits),
-        router,
-        limits,
-        connections: Connections::new(limits.connections, metrics.clone()),
-        metrics,
-    });
+    let acceptor = TlsAcceptor::from(Arc::new(tls.server_config()?));
+    accept(listener, Server::new(Some(acceptor), router, limits, metrics), shutdown).await;
+    Ok(())
+}
+
+/// The same over plain HTTP/1.1, for probes and metrics.
+pub async fn serve_plain(listener: TcpListener, router: Router, limits: Limits, shutdown: CancellationToken) {
+    accept(listener, Server::new(None, router, limits, Metrics::default()), shutdown).await;
+}
+
+async fn accept(listener: TcpListener, server: Server, shutdown: CancellationToken) {
+    let limits = server.limits;
+    let server = Arc::new(server);
     let tasks = TaskTracker::new();
     let mut sweep = tokio::time::interval(sweep_interval(&limits));
     sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -131,10 +141,9 @@ pub async fn serve(
     server.connections.close_all();
     tasks.close();
     if timeout(limits.drain, tasks.wait()).await.is_err() {
-        warn!(connections = tasks.len(), "webhook requests still in flight at the end of the drain time are cut off");
+        warn!(connections = tasks.len(), "requests still in flight at the end of the drain time are cut off");
         server.connections.abort_all();
     }
-    Ok(())
 }
 
 /// Often enough for the shortest of the times it guards.
@@ -163,7 +172,8 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
 }
 
 struct Server {
-    acceptor: TlsAcceptor,
+    /// Absent means plain HTTP.
+    acceptor: Option<TlsAcceptor>,
     http: auto::Builder<TokioExecutor>,
     router: Router,
     limits: Limits,
@@ -172,6 +182,11 @@ struct Server {
 }
 
 impl Server {
+    fn new(acceptor: Option<TlsAcceptor>, router: Router, limits: Limits, metrics: Metrics) -> Self {
+        let connections = Connections::new(limits.connections, metrics.clone());
+        Self { acceptor, http: http(&limits), router, limits, connections, metrics }
+    }
+
     fn admit(self: &Arc<Self>, socket: TcpStream, tasks: &TaskTracker) {
         let Some(slot) = self.connections.enter() else { return };
         let id = slot.id();
@@ -182,12 +197,18 @@ impl Server {
 
     /// One connection from handshake to goodbye. The slot is freed when this ends, however it ends.
     async fn attend(&self, socket: TcpStream, mut slot: Slot) {
+        // Answers are small and awaited: never wait to fill a packet.
+        let _ = socket.set_nodelay(true);
+        let Some(acceptor) = &self.acceptor else { return self.converse(socket, false, slot).await };
         let stream = tokio::select! {
-            stream = self.handshake(socket) => stream,
-            () = slot.asked_to_close() => return,
+            stream = self.handshake(acceptor, socket) => stream,
+            _ = slot.asked_to_close() => return,
         };
         match stream {
-            Ok(stream) => self.converse(stream, slot).await,
+            Ok(stream) => {
+                let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                self.converse(stream, h2, slot).await;
+            }
             Err(failure) => {
                 self.metrics.handshake_failed(failure);
                 slot.ended(Closed::handshake);
@@ -195,10 +216,8 @@ impl Server {
         }
     }
 
-    async fn handshake(&self, socket: TcpStream) -> Result<TlsStream<TcpStream>, Failure> {
-        // Answers are small and awaited: never wait to fill a packet.
-        let _ = socket.set_nodelay(true);
-        match timeout(self.limits.handshake, self.acceptor.accept(socket)).await {
+    async fn handshake(&self, acceptor: &TlsAcceptor, socket: TcpStream) -> Result<TlsStream<TcpStream>, Failure> {
+        match timeout(self.limits.handshake, acceptor.accept(socket)).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => {
                 debug!(%error, "TLS handshake failed");
@@ -208,11 +227,13 @@ impl Server {
         }
     }
 
-    async fn converse(&self, stream: TlsStream<TcpStream>, mut slot: Slot) {
-        let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    async fn converse<S>(&self, stream: S, h2: bool, mut slot: Slot)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let http = if h2 { self.http.clone().http2_only() } else { self.http.clone().http1_only() };
         let activity = slot.activity();
-        let io = TokioIo::new(connections::Watched::new(stream, activity.clone(), !h2));
+        let io = TokioIo::new(Watched::new(stream, activity.clone(), !h2));
         let service = service_fn(|request| answer(self.router.clone(), request, activity.clone()));
         let mut connection = pin!(http.serve_connection(io, service));
 
@@ -220,7 +241,12 @@ impl Server {
             result = connection.as_mut() => {
                 return slot.ended(if result.is_ok() { Closed::peer } else { Closed::error });
             }
-            () = slot.asked_to_close() => {}
+            reason = slot.asked_to_close() => {
+                // Nothing of it will be missed, and its place is wanted now.
+                if reason == Closed::made_room && activity.waits_for_peer() {
+                    return;
+                }
+            }
         }
         connection.as_mut().graceful_shutdown();
         tokio::select! {
@@ -244,8 +270,9 @@ async fn answer(
     router: Router,
     request: http::Request<Incoming>,
     activity: Arc<Activity>,
-) -> Result<http::Response<connections::Tracked>, std::convert::Infallible> {
+) -> Result<http::Response<Tracked>, std::convert::Infallible> {
     let flight = activity.begin();
-    let response = router.oneshot(request.map(Body::new)).await?;
-    Ok(response.map(|body| connections::Tracked::new(body, flight)))
+    let arriving = |body| Body::new(Arriving::new(body, Arc::clone(&flight)));
+    let response = router.oneshot(request.map(arriving)).await?;
+    Ok(response.map(|body| Tracked::new(body, flight)))
 }

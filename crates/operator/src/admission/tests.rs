@@ -36,6 +36,16 @@ impl PodFeature for Panics {
     }
 }
 
+struct Verbose;
+impl PodFeature for Verbose {
+    fn feature(&self) -> Feature {
+        Feature::Timestamp
+    }
+    fn review(&self, _: &PodReview<'_>, out: &mut Contribution) {
+        out.warnings = vec!["short".to_owned(), "long ".repeat(1000)];
+    }
+}
+
 struct Bench {
     registry: Registry,
     router: Router,
@@ -122,6 +132,14 @@ async fn a_pod_that_asks_is_stamped_and_the_uid_echoed() {
         patch,
         json!([{"op": "add", "path": "/metadata/annotations/timestamp", "value": "2025-11-13T02:13:20Z"}])
     );
+}
+
+#[tokio::test]
+async fn a_warning_longer_than_the_api_server_passes_on_is_cut() {
+    let (response, _) = Bench::with(vec![Box::new(Verbose)]).admit(review_of(asking_pod())).await;
+    let lengths: Vec<usize> =
+        response["warnings"].as_array().unwrap().iter().map(|w| w.as_str().unwrap().len()).collect();
+    assert_eq!(lengths, [5, 256]);
 }
 
 #[tokio::test]

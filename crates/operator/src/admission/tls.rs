@@ -169,6 +169,10 @@ impl ServingCert {
         self.loaded.send_replace(true);
     }
 
+    pub fn pair(&self) -> Option<Arc<Pair>> {
+        self.current.load_full()
+    }
+
     pub fn facts(&self) -> Option<Facts> {
         self.current.load().as_ref().map(|pair| pair.facts.clone())
     }

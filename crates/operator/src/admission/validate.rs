@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use groundcrew_core::feature::Feature;
-use tracing::{debug, error, info};
+use tracing::{debug, error, info, info_span};
 
 use super::review::{Answer, Review};
 use super::{Admission, Outcome, body};
@@ -63,6 +63,8 @@ impl Admission {
                 return (Outcome::Malformed, (StatusCode::BAD_REQUEST, malformed.to_string()).into_response());
             }
         };
+        let span = info_span!("review", uid = review.uid(), namespace = review.namespace());
+        let _entered = span.enter();
         let (outcome, answer) = catch_unwind(AssertUnwindSafe(|| self.judge(&review))).unwrap_or_else(|_| {
             error!("validation panicked; the object is allowed");
             (Outcome::Panicked, Answer::allowed())
@@ -81,7 +83,7 @@ impl Admission {
             match validator.validate(object) {
                 Ok(()) => {}
                 Err(Refusal::Denied(why)) => {
-                    info!(feature = %validator.feature(), namespace = review.namespace(), why, "refused");
+                    info!(feature = %validator.feature(), why, "refused");
                     return (Outcome::Refused, Answer { refusal: Some(why), ..answer });
                 }
                 Err(Refusal::Doubtful(why)) => {

@@ -1,4 +1,7 @@
-//! The one writer: every change groundcrew makes to an object goes through here.
+//! The one writer: every change a feature makes to an object goes through here.
+//!
+//! The keepers of the webhook configurations and of the certificates need the whole answer of a write and make their own,
+//! under the same permits.
 //!
 //! # Guarantees
 //! - A write starts only under a permit of the lease and has ended, or is given up, five seconds later.
@@ -28,7 +31,6 @@ use prometheus_client::registry::Registry;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::sleep;
-use tracing::Instrument;
 
 pub use super::leadership::DEADLINE;
 use super::leadership::Leadership;
@@ -239,9 +241,7 @@ impl Writer {
         let Some(permit) = self.leadership.permit(write.deadline()) else { return Ok(Outcome::NotLeader) };
         let request = bounded(request(target, write)?, permit.left())?;
         let client = self.client.clone();
-        // In a task of its own: whoever is cancelled while waiting, as on the way out, does not abandon it half way.
-        let sent = tokio::spawn(async move { permit.run(client.request::<Written>(request)).await }.in_current_span());
-        let answer = sent.await.map_err(|_| WriteError::Timeout)?;
+        let answer = permit.see_through(async move { client.request::<Written>(request).await }).await;
         match answer.map_err(|_| WriteError::Timeout)? {
             Ok(written) => Ok(Outcome::Done(written.metadata.resource_version)),
             Err(kube::Error::Api(status)) => judge(write, status),

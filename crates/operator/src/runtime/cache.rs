@@ -180,6 +180,19 @@ impl Changes {
         }
     }
 
+    /// Forgets keys that nobody needs to be told of any more.
+    pub fn retain(&self, needed: impl Fn(&Key) -> bool) {
+        let (known, order) = &mut *self.lock();
+        order.retain(|key| needed(key) || !known.remove(key));
+        known.shrink_to(order.len());
+        order.shrink_to(order.len());
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.lock().1.len()
+    }
+
     fn take(&self) -> Option<Key> {
         let (known, order) = &mut *self.lock();
         let key = order.pop_front()?;

@@ -23,6 +23,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep_until, timeout_at},
 };
+use tracing::Instrument;
 
 /// The longest a single write may take, connect included: an older decision must not take effect (S5).
 pub const DEADLINE: Duration = Duration::from_secs(5);
@@ -213,6 +214,18 @@ impl Permit {
             answer.map(Ok)
         })
         .await
+    }
+}
+
+impl Permit {
+    /// The same in a task of its own: whoever is cancelled while waiting, as on the way out, does not abandon a write
+    /// half way.
+    pub async fn see_through<F>(self, write: F) -> Result<F::Output, Expired>
+    where
+        F: Future<Output: Send + 'static> + Send + 'static,
+    {
+        let sent = tokio::spawn(async move { self.run(write).await }.in_current_span());
+        sent.await.unwrap_or(Err(Expired))
     }
 }
 

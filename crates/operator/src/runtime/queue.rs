@@ -4,7 +4,7 @@
 //! dirty keys is shorter than the glue and easier to reason about.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Display;
+use std::fmt::{self, Debug, Display};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tokio_util::time::{DelayQueue, delay_queue};
 use tracing::{Instrument, error, info_span, warn};
@@ -22,6 +23,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(250);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 /// Timers panic beyond two years, and the next 29 February may be eight away.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+/// A minute of short-lived pods is nothing to remember; looking at all keys more often would be work for nothing.
+const TIDY_EVERY: Duration = Duration::from_secs(60);
 
 /// When a key is looked at again without having changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +42,18 @@ pub struct Queue {
     pub workers: usize,
     pub leader: watch::Receiver<bool>,
     pub stop: CancellationToken,
+    /// See [`Queue::forgetting`].
+    pub there: There,
+}
+
+/// Whether an object is still there; without an answer every key is kept.
+#[derive(Clone, Default)]
+pub struct There(Option<Arc<dyn Fn(&Key) -> bool + Send + Sync>>);
+
+impl Debug for There {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("There").field(&self.0.is_some()).finish()
+    }
 }
 
 struct State {
@@ -51,6 +66,13 @@ struct State {
 }
 
 impl Queue {
+    /// A replica that does not lead takes no key. Those of objects that came and went in all that time concern nobody:
+    /// without this they would pile up until it leads, perhaps never. Not for queues that clean up after what is gone.
+    #[must_use]
+    pub fn forgetting(self, there: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
+        Self { there: There(Some(Arc::new(there))), ..self }
+    }
+
     /// Runs until stopped. Work that is under way then is finished: each write of it has its own deadline.
     pub async fn run<E: Display, W: Future<Output = Result<Next, E>>>(
         mut self,
@@ -65,6 +87,8 @@ impl Queue {
             again: HashSet::new(),
         };
         let mut work = FuturesUnordered::new();
+        let mut tidy = interval(TIDY_EVERY);
+        tidy.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let name = self.name;
         let start = |key: Key| {
             let span = info_span!("reconcile", feature = name, %key);
@@ -97,6 +121,11 @@ impl Queue {
                     }
                     state.running.insert(key.clone());
                     work.push(start(key));
+                }
+                _ = tidy.tick(), if !leads => {
+                    if let Some(there) = &self.there.0 {
+                        changes.retain(|key| there(key));
+                    }
                 }
             }
         }

@@ -59,6 +59,7 @@ pub(super) fn start(context: &Context, registry: &mut Registry) {
     let cache = Cache::new("pods whose warm-up gate is shut");
     let changes = cache.subscribe();
     context.follow(&cache, cache::fill(Arc::clone(&cache), pods, context.feed(), shut));
+    let waiting = Arc::clone(&cache);
     let backstop = Arc::new(Backstop {
         cache,
         agents: agents::follow(context),
@@ -67,7 +68,7 @@ pub(super) fn start(context: &Context, registry: &mut Registry) {
         metrics: Metrics::register(registry),
         context: context.clone(),
     });
-    let queue = context.queue(Feature::Warmup);
+    let queue = context.queue(Feature::Warmup).forgetting(move |key| waiting.get(key).is_some());
     context.tasks.spawn(queue.run(changes, move |key| {
         let backstop = Arc::clone(&backstop);
         async move { backstop.reconcile(&key).await }

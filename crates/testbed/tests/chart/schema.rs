@@ -115,6 +115,7 @@ async fn helm_refuses_a_mistake_and_says_where_it_is() -> anyhow::Result<()> {
         (json!({"config": {"warmup": {"agentTimeout": "30"}}}), "/config/warmup/agentTimeout"),
         (json!({"config": {"spread": {"mode": "watch"}}}), "/config/spread/mode"),
         (json!({"config": {"webhook": {"certDir": "/x"}}}), "certDir"),
+        (json!({"config": {"nodeLabels": {"spot": "a==b"}}}), "/config/nodeLabels/spot"),
         (json!({"config": {"nodeStartup": {"phases": ["warming"]}}}), "/config/nodeStartup/phases/0"),
     ];
     for (values, named) in mistakes {

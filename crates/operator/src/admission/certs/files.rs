@@ -5,6 +5,8 @@
 //!
 //! # Guarantees
 //! - A pair is served once it parses, its key fits and it has not expired; until then the old one stays.
+//! - A leaf of a new CA is held back until that CA is published: the kubelets of other replicas may be first, and only
+//!   the leader publishes. Not where the pair before it is no good any more, and never for longer than [`OVERLAP`].
 //! - An expired pair is served while nothing better was ever there, and replaced as soon as a valid one appears.
 //! - A replaced CA stays in the bundle for [`OVERLAP`]: kubelets refresh the volumes of replicas up to two minutes apart.
 
@@ -16,9 +18,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
-use super::{Clock, Source, Trust};
+use super::{Clock, Published, Source, Trust};
 use crate::admission::tls::{self, Pair, PairError, ServingCert};
 
 #[cfg(test)]
@@ -26,19 +28,32 @@ mod tests;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const OVERLAP: Duration = Duration::from_secs(180);
+/// From the time we see a bundle until every API server has heard of it.
+const HEARD_OF: Duration = Duration::from_secs(5);
 
 /// What callers get at once, and the work that keeps it true until `shutdown`.
 pub fn prepare(
     directory: PathBuf,
     serving: Arc<ServingCert>,
     clock: Clock,
+    published: watch::Receiver<Option<Published>>,
     shutdown: CancellationToken,
 ) -> (Source, impl Future<Output = ()> + Send) {
     let trust = watch::Sender::new(Trust::Unknown);
     // Each replica has the files themselves: there is nothing to read anew when one of them begins to lead.
     let confirmed = watch::Sender::new(true);
     let source = Source { trust: trust.subscribe(), confirmed: confirmed.subscribe() };
-    let keeper = Keeper { directory, serving, clock, trust, seen: None, bundle: Bundle::default() };
+    let keeper = Keeper {
+        directory,
+        serving,
+        clock,
+        trust,
+        published,
+        last_published: None,
+        seen: None,
+        held: None,
+        bundle: Bundle::default(),
+    };
     (source, async move {
         shutdown.run_until_cancelled(keeper.run()).await.unwrap_or(());
         drop(confirmed);
@@ -72,6 +87,11 @@ struct Keeper {
     serving: Arc<ServingCert>,
     clock: Clock,
     trust: watch::Sender<Trust>,
+    published: watch::Receiver<Option<Published>>,
+    /// Whom callers were last seen to trust; between two writes of the leader they may not agree.
+    last_published: Option<Published>,
+    /// What is in the directory and not served yet, and since when anything has been held back.
+    held: Option<(Pair, Instant)>,
     /// The last contents or error that was acted on, so that each is told once.
     seen: Option<Result<Files, String>>,
     bundle: Bundle,
@@ -94,6 +114,7 @@ impl Keeper {
                 self.seen = Some(files);
             }
             self.announce();
+            self.serve_what_is_trusted();
         }
     }
 
@@ -101,11 +122,11 @@ impl Keeper {
         let directory = self.directory.display();
         match self.usable(files) {
             Ok(pair) => {
-                info!(%directory, not_after = %pair.facts().validity.not_after, "serving certificate loaded");
+                info!(%directory, not_after = %pair.facts().validity.not_after, "certificate files read");
                 // Trust first: in this order nobody sees a leaf before its CA.
                 self.bundle.renew(files.ca.as_deref());
-                self.announce();
-                self.serving.swap(pair);
+                let since = self.held.take().map_or_else(Instant::now, |(_, since)| since);
+                self.held = Some((pair, since));
             }
             Err(error) => {
                 error!(%directory, %error, "the certificate files cannot be used, the pair before them stays");
@@ -126,6 +147,27 @@ impl Keeper {
             }
             usable => usable,
         }
+    }
+
+    fn serve_what_is_trusted(&mut self) {
+        if let Some(published) = &*self.published.borrow() {
+            self.last_published = Some(published.clone());
+        }
+        let Some((new, since)) = self.held.take() else { return };
+        let known = self.last_published.as_ref();
+        let roots = known.map(|known| tls::certificates(&known.bundle).unwrap_or_default());
+        let trusts = |pair: &Pair| roots.as_ref().is_none_or(|roots| pair.trusted_by(roots));
+        let is_heard = known.is_none_or(|known| known.since.elapsed() >= HEARD_OF);
+        let now = (self.clock)();
+        let before = self.serving.pair();
+        let before_is_good = before.is_some_and(|before| !before.facts().validity.expired(now) && trusts(&before));
+        if before_is_good && !(trusts(&new) && is_heard) && since.elapsed() < OVERLAP {
+            debug!("the new certificate waits until its CA is published");
+            self.held = Some((new, since));
+            return;
+        }
+        info!(not_after = %new.facts().validity.not_after, "serving certificate loaded");
+        self.serving.swap(new);
     }
 
     fn announce(&mut self) {

@@ -8,7 +8,7 @@
 //!
 //! # Guarantees
 //! - Whoever comes first creates the Secret; everyone else takes what is there.
-//! - Only the leader changes it, and only the version it has looked at.
+//! - Only the leader changes it, under a permit of the lease, and only the version it has looked at.
 //! - A deleted Secret comes back with the CA that callers trust, and a successor for it: deleting is how an admin asks
 //!   for new certificates, and it costs no handshake.
 
@@ -30,6 +30,7 @@ use super::single::Watched;
 use super::stored::{Contents, Data, View};
 use super::{Clock, Published, Source, Trust};
 use crate::admission::tls::ServingCert;
+use crate::runtime::leadership::Leadership;
 
 /// Deadline of one API call: the client itself has none.
 const CALL: Duration = Duration::from_secs(5);
@@ -55,6 +56,8 @@ pub struct Settings {
 enum Error {
     #[error("no answer from the API server within {CALL:?}")]
     Timeout,
+    #[error("this replica does not lead any more")]
+    NotLeader,
     #[error(transparent)]
     Api(#[from] kube::Error),
     #[error("cannot make a certificate: {0}")]
@@ -68,7 +71,7 @@ pub fn prepare(
     client: Client,
     settings: Settings,
     serving: Arc<ServingCert>,
-    leader: watch::Receiver<bool>,
+    leadership: Leadership,
     published: watch::Receiver<Option<Published>>,
     shutdown: CancellationToken,
 ) -> (Source, impl Future<Output = ()> + Send) {
@@ -79,7 +82,8 @@ pub fn prepare(
         api: Api::namespaced(client, &settings.namespace),
         settings,
         serving,
-        leader,
+        leader: leadership.watch(),
+        leadership,
         published,
         trust,
         confirmed,
@@ -102,6 +106,7 @@ struct Keeper {
     api: Api<Secret>,
     settings: Settings,
     serving: Arc<ServingCert>,
+    leadership: Leadership,
     leader: watch::Receiver<bool>,
     published: watch::Receiver<Option<Published>>,
     trust: watch::Sender<Trust>,
@@ -288,8 +293,10 @@ impl Keeper {
     }
 
     async fn write(&mut self, verdict: Verdict, patch: serde_json::Value) -> Result<(), Error> {
-        let written = call(self.api.patch(&self.settings.secret, &PatchParams::default(), &Patch::Merge(&patch))).await;
-        match written {
+        let permit = self.leadership.permit(CALL).ok_or(Error::NotLeader)?;
+        let (api, name) = (self.api.clone(), self.settings.secret.clone());
+        let written = async move { api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await };
+        match permit.see_through(written).await.map_err(|_| Error::Timeout)?.map_err(Error::from) {
             Ok(secret) => {
                 match verdict {
                     Verdict::MintAll(why) => warn!(?why, "webhook certificates replaced at once, trust follows"),

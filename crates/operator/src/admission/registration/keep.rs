@@ -8,7 +8,7 @@
 //! ```
 //!
 //! # Guarantees
-//! - Only a leader writes, and only once it serves and has read the bundle anew.
+//! - Only a leader writes, each time under a permit of the lease, and only once it serves and has read the bundle anew.
 //! - Nothing is written while the API server has what we want.
 //! - A deletion by someone else is respected by every later leader too; our own is never taken for one.
 
@@ -30,6 +30,7 @@ use super::object::{Live, Object, decode};
 use super::record::Record;
 use super::{Entry, Target, desired};
 use crate::admission::certs::{Clock, Published, Source, Trust};
+use crate::runtime::leadership::Leadership;
 
 /// Deadline of one API call: the client itself has none.
 const CALL: Duration = Duration::from_secs(5);
@@ -56,6 +57,8 @@ pub struct Settings {
 pub enum Error {
     #[error("no answer from the API server within {CALL:?}")]
     Timeout,
+    #[error("this replica does not lead any more")]
+    NotLeader,
     #[error(transparent)]
     Api(#[from] kube::Error),
     #[error(transparent)]
@@ -67,17 +70,17 @@ pub async fn keep(
     client: Client,
     settings: Settings,
     source: Source,
-    leader: watch::Receiver<bool>,
+    leadership: Leadership,
     ready: watch::Receiver<bool>,
     published: watch::Sender<Option<Published>>,
     shutdown: CancellationToken,
 ) {
     let keeper = Keeper {
-        objects: Object::both(&client),
-        record: Record::new(client, &settings.namespace, &settings.record),
+        objects: Object::both(&client, &leadership),
+        leader: leadership.watch(),
+        record: Record::new(client, leadership, &settings.namespace, &settings.record),
         settings,
         source,
-        leader,
         ready,
         published,
         resynced: Instant::now(),
@@ -86,9 +89,16 @@ pub async fn keep(
 }
 
 /// Removes both configurations, once; for `--enable-webhook=false`.
-pub async fn remove(client: Client, namespace: &str, record: &str, clock: Clock) -> Result<(), Error> {
-    let mut record = Record::new(client.clone(), namespace, record);
-    for mut object in Object::both(&client) {
+pub async fn remove(
+    client: Client,
+    leadership: Leadership,
+    namespace: &str,
+    record: &str,
+    clock: Clock,
+) -> Result<(), Error> {
+    let objects = Object::both(&client, &leadership);
+    let mut record = Record::new(client, leadership, namespace, record);
+    for mut object in objects {
         object.read().await?;
         object.remove(&mut record, clock()).await?;
     }
@@ -226,6 +236,16 @@ impl Keeper {
             !same
         });
     }
+}
+
+/// One write, while we lead; see [`Leadership::permit`].
+pub(super) async fn write<T, F>(leadership: &Leadership, request: F) -> Result<T, Error>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, kube::Error>> + Send + 'static,
+{
+    let permit = leadership.permit(CALL).ok_or(Error::NotLeader)?;
+    Ok(permit.see_through(request).await.map_err(|_| Error::Timeout)??)
 }
 
 pub(super) async fn call<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Error> {

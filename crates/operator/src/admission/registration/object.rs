@@ -11,10 +11,11 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::compare::difference;
-use super::keep::{Error, RESYNC, call};
+use super::keep::{Error, RESYNC, call, write};
 use super::record::{Memory, Record};
 use super::{DOMAIN, NAME};
 use crate::admission::certs::single::{self, Watched};
+use crate::runtime::leadership::Leadership;
 
 /// Between two corrections of one object: someone who keeps changing it must not make us write without end.
 const PACE: Duration = Duration::from_millis(500);
@@ -23,6 +24,7 @@ const PACE: Duration = Duration::from_millis(500);
 pub(super) struct Object {
     kind: &'static str,
     api: Api<DynamicObject>,
+    leadership: Leadership,
     pub(super) live: Live,
     applied: Option<Instant>,
     /// The version at which an apply did not bring what we wanted: repeating it would not either.
@@ -37,10 +39,11 @@ pub(super) enum Live {
 }
 
 impl Object {
-    pub(super) fn both(client: &Client) -> [Self; 2] {
+    pub(super) fn both(client: &Client, leadership: &Leadership) -> [Self; 2] {
         let object = |kind, resource: &ApiResource| Self {
             kind,
             api: Api::all_with(client.clone(), resource),
+            leadership: leadership.clone(),
             live: Live::Unread,
             applied: None,
             stuck: None,
@@ -152,13 +155,13 @@ impl Object {
 
     async fn apply(&mut self, wanted: &Value, differs: &str) -> Result<(), Error> {
         let parameters = PatchParams::apply(NAME).force();
-        let mut live = call(self.api.patch(NAME, &parameters, &Patch::Apply(wanted))).await?;
+        let mut live = self.patch(parameters, Patch::Apply(wanted.clone())).await?;
         self.applied = Some(Instant::now());
         info!(configuration = self.kind, differs, "webhook configuration applied");
         let stale = stale(&live, wanted);
         if !stale.is_empty() {
-            let patch = Patch::Json::<()>(serde_json::from_value(removal(&live, &stale))?);
-            live = call(self.api.patch(NAME, &PatchParams::default(), &patch)).await?;
+            let patch = Patch::Json(serde_json::from_value(removal(&live, &stale))?);
+            live = self.patch(PatchParams::default(), patch).await?;
         }
         let left = difference(&serde_json::to_value(&live)?, wanted, NAME);
         self.stuck = left.and_then(|left| {
@@ -169,13 +172,19 @@ impl Object {
         Ok(())
     }
 
+    async fn patch(&self, parameters: PatchParams, patch: Patch<Value>) -> Result<DynamicObject, Error> {
+        let api = self.api.clone();
+        write(&self.leadership, async move { api.patch(NAME, &parameters, &patch).await }).await
+    }
+
     /// Deletes the object if it is there. The record is cleared first: our own deletion is no admin's.
     pub(super) async fn remove(&mut self, record: &mut Record, now: Timestamp) -> Result<Duration, Error> {
         if record.of(self.kind).await? != Memory::default() {
             record.note(self.kind, Memory::default(), now).await?;
         }
         if matches!(self.live, Live::There(_)) {
-            match call(self.api.delete(NAME, &DeleteParams::default())).await {
+            let api = self.api.clone();
+            match write(&self.leadership, async move { api.delete(NAME, &DeleteParams::default()).await }).await {
                 Ok(_) => info!(configuration = self.kind, "webhook configuration removed"),
                 Err(Error::Api(kube::Error::Api(status))) if status.is_not_found() => {}
                 Err(error) => return Err(error),

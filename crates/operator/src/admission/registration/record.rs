@@ -10,8 +10,9 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams};
 
-use super::keep::{Error, call};
+use super::keep::{Error, call, write};
 use super::labels;
+use crate::runtime::leadership::Leadership;
 
 /// What is known of one configuration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,13 +33,14 @@ impl Memory {
 #[derive(Clone)]
 pub(super) struct Record {
     api: Api<ConfigMap>,
+    leadership: Leadership,
     name: String,
     data: Option<BTreeMap<String, String>>,
 }
 
 impl Record {
-    pub(super) fn new(client: Client, namespace: &str, name: &str) -> Self {
-        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), data: None }
+    pub(super) fn new(client: Client, leadership: Leadership, namespace: &str, name: &str) -> Self {
+        Self { api: Api::namespaced(client, namespace), leadership, name: name.to_owned(), data: None }
     }
 
     /// To be read again before it is next used.
@@ -79,7 +81,10 @@ impl Record {
             data: Some(data.clone()),
             ..ConfigMap::default()
         };
-        call(self.api.patch(&self.name, &PatchParams::apply(super::NAME).force(), &Patch::Apply(&map))).await?;
+        let (api, name) = (self.api.clone(), self.name.clone());
+        let parameters = PatchParams::apply(super::NAME).force();
+        let patched = async move { api.patch(&name, &parameters, &Patch::Apply(&map)).await };
+        write(&self.leadership, patched).await?;
         self.data = Some(data);
         Ok(())
     }

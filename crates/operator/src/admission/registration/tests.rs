@@ -1,7 +1,10 @@
+use std::sync::{Arc, Mutex};
+
 use serde_json::{Value, json};
 
 use super::compare::{concede_injected, difference};
 use super::*;
+use crate::runtime::leadership::Leadership;
 
 fn pods() -> Vec<Rule> {
     vec![Rule {
@@ -143,17 +146,12 @@ fn a_bundle_of_others_is_not_ours() {
 }
 
 #[test]
-fn a_url_is_checked_and_names_its_host() {
-    let url = |text: &str| Target::url(text).map(|target| target.names());
-    assert_eq!(url("https://127.0.0.1:9443").unwrap(), ["127.0.0.1"]);
-    assert_eq!(url("https://[0:0::1]:9443/").unwrap(), ["::1"]);
-    assert_eq!(url("https://Hooks.Example/base/").unwrap(), ["hooks.example"]);
-    for bad in ["http://a:1", "a:1", "https://u@a:1", "https://a/?q", "https://a/#f", "", "https://"] {
-        assert!(url(bad).is_err(), "{bad}");
-    }
-    let target = Target::url("https://hooks.example/base/").unwrap();
+fn a_url_gets_the_path_of_the_entry_and_is_known_by_its_host() {
+    let url = BaseUrl { base: "https://Hooks.Example:8443".to_owned(), host: "hooks.example".to_owned() };
+    let target = Target::Url(url);
+    assert_eq!(target.names(), ["hooks.example"]);
     let config = target.client_config("/mutate", &Trust::External);
-    assert_eq!(config.url.unwrap(), "https://hooks.example/base/mutate");
+    assert_eq!(config.url.unwrap(), "https://Hooks.Example:8443/mutate");
 }
 
 #[test]
@@ -232,4 +230,26 @@ fn what_we_own_and_no_longer_want_is_a_difference() {
     assert!(difference(&live(&before), &unconditional, NAME).unwrap().ends_with(".matchConditions"));
     let renamed = mutating(&[entry("warmup", "x", exempt())]);
     assert!(difference(&live(&before), &renamed, NAME).is_some());
+}
+
+#[tokio::test]
+async fn who_does_not_lead_writes_nothing() {
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let heard = Arc::clone(&asked);
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        heard.lock().unwrap().push(request.method().to_string());
+        let answer = if request.uri().path().contains("configmaps") {
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"mutating-registered-at": "x"}, "metadata": {}})
+        } else {
+            let api = "admissionregistration.k8s.io/v1";
+            json!({"apiVersion": api, "kind": "MutatingWebhookConfiguration", "metadata": {"name": NAME}})
+        };
+        let answer = http::Response::new(kube::client::Body::from(answer.to_string().into_bytes()));
+        async { Ok::<_, std::convert::Infallible>(answer) }
+    });
+    let client = kube::Client::new(service, "default");
+    let removed = remove(client, Leadership::none(), "ops", "record", jiff::Timestamp::now).await;
+    assert!(matches!(removed, Err(keep::Error::NotLeader)), "{removed:?}");
+    let asked = asked.lock().unwrap();
+    assert!(!asked.is_empty() && asked.iter().all(|method| method == "GET"), "{asked:?}");
 }

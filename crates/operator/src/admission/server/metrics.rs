@@ -18,9 +18,9 @@ pub enum Closed {
     handshake,
     idle,
     slow_header,
-    /// The longest idle one went, so that a newcomer could come in.
+    /// A slow or idle one went, so that a newcomer could come in.
     made_room,
-    /// A newcomer, while every connection had a request in flight.
+    /// A newcomer, while every connection had a request that waited for our answer.
     refused,
     shutdown,
 }

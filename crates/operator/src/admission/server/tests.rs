@@ -17,6 +17,8 @@ use crate::admission::certs::mint::Minted;
 use crate::admission::certs::testing::{ca, eventually, leaf, pair};
 use crate::admission::tls::certificates;
 
+mod crowd;
+
 type Io = ClientStream<TcpStream>;
 
 /// A running server, and what a test needs to disturb it.
@@ -95,6 +97,10 @@ impl Scene {
 }
 
 async fn connect(address: SocketAddr, trusted: &Minted, alpn: &[u8]) -> std::io::Result<Io> {
+    secure(TcpStream::connect(address).await?, trusted, alpn).await
+}
+
+async fn secure(socket: TcpStream, trusted: &Minted, alpn: &[u8]) -> std::io::Result<Io> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(certificates(trusted.cert.as_bytes()).unwrap());
     let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -103,7 +109,6 @@ async fn connect(address: SocketAddr, trusted: &Minted, alpn: &[u8]) -> std::io:
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![alpn.to_vec()];
-    let socket = TcpStream::connect(address).await?;
     let name = ServerName::try_from("localhost").unwrap();
     let stream = TlsConnector::from(Arc::new(config)).connect(name, socket).await?;
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(alpn));

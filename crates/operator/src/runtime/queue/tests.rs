@@ -30,8 +30,12 @@ impl Bench {
     where
         W: Future<Output = Result<Next, String>> + Send + 'static,
     {
-        let queue = Queue { name: "test", workers, leader: self.leader.subscribe(), stop: self.stop.clone() };
-        tokio::spawn(queue.run(Arc::clone(&self.changes), reconcile))
+        tokio::spawn(self.queue(workers).run(Arc::clone(&self.changes), reconcile))
+    }
+
+    fn queue(&self, workers: usize) -> Queue {
+        let (leader, stop) = (self.leader.subscribe(), self.stop.clone());
+        Queue { name: "test", workers, leader, stop, there: There::default() }
     }
 }
 
@@ -98,6 +102,29 @@ async fn nothing_starts_before_leading_and_what_waited_is_done_then() {
     bench.changes.mark(key("b"));
     sleep(S).await;
     assert_eq!(*done.lock().unwrap(), ["a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_lead_forgets_what_is_gone_and_nothing_else() {
+    let bench = Bench::new(false);
+    let done: Arc<Mutex<Vec<String>>> = Arc::default();
+    let seen = Arc::clone(&done);
+    let queue = bench.queue(2).forgetting(|key| key.name.starts_with("stays"));
+    tokio::spawn(queue.run(Arc::clone(&bench.changes), move |key| {
+        seen.lock().unwrap().push(key.name);
+        async { Ok::<_, String>(Next::Change) }
+    }));
+    for at in 0..10_000 {
+        bench.changes.mark(key(&format!("{}-{at}", if at % 1000 == 0 { "stays" } else { "goes" })));
+    }
+    sleep(2 * TIDY_EVERY).await;
+    assert_eq!(bench.changes.len(), 10);
+    bench.changes.mark(key("goes-1"));
+    bench.leader.send_replace(true);
+    sleep(2 * TIDY_EVERY).await;
+    let mut done = done.lock().unwrap().clone();
+    assert_eq!(done.pop().as_deref(), Some("goes-1"), "a leader is told of what went, too");
+    assert_eq!(done, (0..10).map(|at| format!("stays-{}", at * 1000)).collect::<Vec<_>>());
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,6 +15,7 @@ struct Scene {
     directory: TempDir,
     serving: Arc<ServingCert>,
     source: Source,
+    published: watch::Sender<Option<Published>>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -24,13 +25,20 @@ impl Scene {
         prepare_files(directory.path());
         let serving = ServingCert::register(&mut Registry::default());
         let path = directory.path().to_owned();
-        let (source, task) = prepare(path, Arc::clone(&serving), Timestamp::now, CancellationToken::new());
-        Self { directory, serving, source, _task: AbortOnDropHandle::new(tokio::spawn(task)) }
+        let (published, seen) = watch::channel(None);
+        let (source, task) = prepare(path, Arc::clone(&serving), Timestamp::now, seen, CancellationToken::new());
+        Self { directory, serving, source, published, _task: AbortOnDropHandle::new(tokio::spawn(task)) }
     }
 
     async fn serves(&self, minted: &Minted) {
         let facts = Some(pair(minted).facts().clone());
         eventually("the pair is served", || self.serving.facts() == facts).await;
+    }
+
+    fn publish(&self, bundle: &str) {
+        let bundle = Arc::from(bundle.as_bytes());
+        let since = Instant::now().checked_sub(HEARD_OF).unwrap();
+        self.published.send_replace(Some(Published { bundle, since }));
     }
 
     fn trust(&self) -> Trust {
@@ -74,6 +82,34 @@ async fn a_swapped_symlink_is_noticed_and_the_old_ca_stays_trusted_for_a_while()
     scene.serves(&new).await;
     let bundle = text(&scene.trust());
     assert!(bundle.starts_with(two.cert.trim_end()) && bundle.contains(one.cert.trim_end()), "{bundle}");
+}
+
+#[tokio::test]
+async fn a_leaf_of_a_new_ca_is_held_back_until_callers_trust_it() {
+    let (one, two) = (ca(), ca());
+    let (old, new) = (leaf(&one, 600), leaf(&two, 900));
+    let scene = Scene::start(|directory| volume(directory, "..1", &old, &one.cert));
+    scene.serves(&old).await;
+    scene.publish(&one.cert);
+    volume(scene.directory.path(), "..2", &new, &two.cert);
+    eventually("its CA is offered", || text(&scene.trust()).contains(two.cert.trim_end())).await;
+    // The two configurations do not agree for a moment.
+    scene.published.send_replace(None);
+    tokio::time::sleep(2 * LOOK_EVERY).await;
+    scene.serves(&old).await;
+    scene.publish(&format!("{}{}", one.cert, two.cert));
+    scene.serves(&new).await;
+}
+
+#[tokio::test]
+async fn nothing_is_held_back_for_a_pair_that_callers_do_not_trust_either() {
+    let (one, two) = (ca(), ca());
+    let (old, new) = (leaf(&one, 600), leaf(&two, 900));
+    let scene = Scene::start(|directory| volume(directory, "..1", &old, &one.cert));
+    scene.serves(&old).await;
+    scene.publish(&ca().cert);
+    volume(scene.directory.path(), "..2", &new, &two.cert);
+    scene.serves(&new).await;
 }
 
 #[tokio::test]
