@@ -133,7 +133,7 @@ pub fn decide(rule: &Rule, limits: Limits, seen: Seen<'_>, takes: impl Fn(Class)
     if let Some(until) = cooling {
         return keep(seen.memory, memory, Verdict::Rest { why: Why::Cooldown, until: Some(until) });
     }
-    let allowed = capped(wanted, &memory);
+    let allowed = allowed(wanted, &memory, live);
     let verdict = match Class::ALL.into_iter().find(|class| live.of(*class) > allowed.of(*class)) {
         None => settled(rule, limits, seen, &takes, now, &memory, wanted),
         Some(from) => step(rule, seen, &takes, now, &memory, from, live.of(from) - allowed.of(from)),
@@ -169,14 +169,15 @@ fn live(pods: &[Pod]) -> Split {
     split
 }
 
-fn capped(wanted: Split, memory: &Memory) -> Split {
-    let spot = wanted.spot.min(memory.spot_cap().unwrap_or(u32::MAX));
+/// A drought asks for no more on spot, and takes away nothing that runs there.
+fn allowed(wanted: Split, memory: &Memory, live: Split) -> Split {
+    let spot = wanted.spot.min(memory.spot_cap().map_or(u32::MAX, |cap| cap.max(live.spot)));
     Split { spot, on_demand: wanted.total() - spot }
 }
 
 /// How many pods are on the wrong class.
 fn excess(wanted: Split, memory: &Memory, live: Split) -> u32 {
-    let allowed = capped(wanted, memory);
+    let allowed = allowed(wanted, memory, live);
     Class::ALL.iter().map(|c| live.of(*c).saturating_sub(allowed.of(*c))).sum()
 }
 
@@ -349,10 +350,8 @@ fn dry(limits: Limits, seen: Seen<'_>, takes: &impl Fn(Class) -> bool, now: Time
     }
     let known = seen.memory.drought.filter(|d| !d.trial);
     let Some(drought) = known else {
-        let cap =
-            seen.pods.iter().filter(|p| p.class == Class::Spot && p.bound && !p.leaving && !p.terminating).count();
         let times = seen.memory.drought.map_or(0, |d| d.times) + 1;
-        let drought = Drought { since: now, cap: u32::try_from(cap).unwrap_or(u32::MAX), times, trial: false };
+        let drought = Drought { since: now, cap: 0, times, trial: false };
         let memory = Memory { drought: Some(drought), moving: None, ..seen.memory.clone() };
         return Some(Verdict::Remember { why: Why::Dry, memory });
     };

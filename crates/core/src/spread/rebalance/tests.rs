@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 use rstest::rstest;
 
+use super::super::place::{Credit, next};
 use super::super::split::Share;
 use super::*;
 use crate::cron::{Schedule, Window};
@@ -241,7 +242,7 @@ fn pods_that_wait_for_spot_in_vain_are_replaced_and_return_one_first() {
         Verdict::Rest { why: Why::Unstable(Unstable::Unavailable), until: Some(at(60)) }
     );
     let Verdict::Remember { why: Why::Dry, memory } = world.decide(&rule, at(60)) else { panic!() };
-    assert_eq!(memory.drought, Some(Drought { since: at(60), cap: 3, times: 1, trial: false }));
+    assert_eq!(memory.drought, Some(Drought { since: at(60), cap: 0, times: 1, trial: false }));
     world.memory = memory;
     assert_eq!(world.decide(&rule, at(60)), Verdict::Rest { why: Why::Dry, until: Some(at(61)) });
     assert!(matches!(world.decide(&rule, at(61)), Verdict::Replace { pod } if pod.name == "p003"));
@@ -257,6 +258,60 @@ fn pods_that_wait_for_spot_in_vain_are_replaced_and_return_one_first() {
     world.pods[3] = pod(5, Class::Spot);
     let Verdict::Remember { why: Why::DroughtOver, memory } = world.decide(&rule, at(700)) else { panic!() };
     assert!(memory.is_empty(), "{memory:?}");
+}
+
+fn waiting(pod: Pod, since: Timestamp) -> Pod {
+    Pod { bound: false, ready: false, unschedulable_since: Some(since), ..pod }
+}
+
+impl World {
+    /// One pod anew, as admission places it while spot takes nothing.
+    fn recreate(&mut self, rule: &Rule, at: usize, now: Timestamp) {
+        let lost = self.pods.remove(at);
+        let peers: Vec<Peer> = self.pods.iter().map(|p| Peer { class: p.class, rank: p.rank }).collect();
+        let wanted = Some(self.workload.replicas);
+        let class = next(rule.share, wanted, &peers, self.memory.spot_cap(), &mut Credit::default()).class;
+        let new = Pod { name: lost.name + "+", uid: lost.uid + "+", ..pod(0, class) };
+        self.pods.insert(at, if class == Class::Spot { waiting(new, now) } else { new });
+    }
+}
+
+/// Nodes of spot are lost one after the other: what each loss leaves without a node ends on on-demand.
+#[test]
+fn in_a_drought_spot_that_is_lost_later_falls_back_too() {
+    let rule = rule(100, 0);
+    let mut world = deployment(4, 0);
+    let mut now = NOW;
+    for lost in [0..2, 2..4] {
+        lost.for_each(|at| world.recreate(&rule, at, now));
+        for _ in 0..4 {
+            now = later(now, Duration::from_secs(60));
+            match world.decide(&rule, now) {
+                Verdict::Remember { memory, .. } => world.memory = memory,
+                Verdict::Replace { pod } => {
+                    let at = world.pods.iter().position(|p| p.name == pod.name).unwrap();
+                    world.recreate(&rule, at, now);
+                }
+                _ => {}
+            }
+        }
+        assert!(world.pods.iter().all(|p| p.bound), "{:?}", world.pods);
+    }
+    assert_eq!(live(&world.pods), Split { spot: 0, on_demand: 4 });
+}
+
+/// Their nodes were cordoned when spot ran dry, and are not any more.
+#[test]
+fn a_drought_takes_nothing_away_that_runs_on_spot() {
+    let rule = rule(100, 0);
+    let mut world = deployment(3, 1);
+    world.memory.drought = Some(Drought { since: NOW, cap: 0, times: 1, trial: false });
+    assert_eq!(world.decide(&rule, at(60)), Verdict::Rest { why: Why::Drought, until: Some(at(600)) });
+    let Verdict::Remember { why: Why::Return, memory } = world.decide(&rule, at(600)) else { panic!() };
+    assert_eq!(memory.spot_cap(), Some(4));
+    // A rule that wants less on spot is another matter.
+    let fewer = Rule { share: Share { percentage: 50, floor: 0 }, window: None };
+    assert!(matches!(world.decide(&fewer, at(60)), Verdict::Move { from: Class::Spot, .. }));
 }
 
 #[test]
