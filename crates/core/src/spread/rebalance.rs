@@ -100,8 +100,8 @@ pub enum Verdict {
     Remember { why: Why, memory: Memory },
     /// Remember, then evict; the replacement is admitted to the other class.
     Move { pod: PodRef, from: Class, to: Class, memory: Memory },
-    /// A pod that waits for spot in vain makes way for one on on-demand.
-    Replace { pod: PodRef },
+    /// A pod that waits for its class in vain makes way for one of the other.
+    Replace { pod: PodRef, to: Class },
     /// The order of removal is not that of the split.
     Rank { pods: Vec<(PodRef, u32)> },
 }
@@ -119,7 +119,7 @@ pub fn decide(rule: &Rule, limits: Limits, seen: Seen<'_>, takes: impl Fn(Class)
     if workload.ending || workload.replicas == 0 {
         return forget(memory, Why::Nothing);
     }
-    if let Some(verdict) = dry(limits, seen, &takes, now) {
+    if let Some(verdict) = dry(limits, seen, now).or_else(|| stranded(rule, limits, seen, &takes, now)) {
         return verdict;
     }
     if let Some(unstable) = unstable(workload, pods) {
@@ -305,20 +305,17 @@ fn settled(
 ) -> Verdict {
     if let Some(drought) = memory.drought {
         let spot = live(seen.pods).spot;
-        let with = |drought| Memory { drought, ..memory.clone() };
         if spot >= wanted.spot || (drought.trial && spot >= drought.cap) {
-            return Verdict::Remember { why: Why::DroughtOver, memory: with(None) };
+            return Verdict::Remember { why: Why::DroughtOver, memory: Memory { drought: None, ..memory.clone() } };
         }
-        let again =
-            later(drought.since, limits.return_after * 2_u32.pow(drought.times.saturating_sub(1).min(DOUBLINGS)));
+        let again = returns_at(limits, drought);
         if drought.trial || now < again {
             return Verdict::Rest { why: Why::Drought, until: (!drought.trial).then_some(again) };
         }
         if !takes(Class::Spot) {
             return Verdict::Rest { why: Why::NoNode(Class::Spot), until: None };
         }
-        let trial = Drought { cap: spot + 1, trial: true, ..drought };
-        return Verdict::Remember { why: Why::Return, memory: with(Some(trial)) };
+        return try_spot(memory, drought, spot);
     }
     let pods = match seen.workload.kind {
         Kind::Deployment => misranked(rule, seen),
@@ -340,14 +337,11 @@ fn misranked(rule: &Rule, seen: Seen<'_>) -> Vec<(PodRef, u32)> {
 }
 
 /// Pods wait for spot in vain.
-fn dry(limits: Limits, seen: Seen<'_>, takes: &impl Fn(Class) -> bool, now: Timestamp) -> Option<Verdict> {
-    let overdue = |p: &&Pod| waits_for_spot(p).is_some_and(|since| later(since, limits.fallback_after) <= now);
+///
+/// Whether on-demand has a node for them is not asked: an autoscaler makes one only for a pod that waits for it.
+fn dry(limits: Limits, seen: Seen<'_>, now: Timestamp) -> Option<Verdict> {
     let last = |p: &&Pod| (p.ordinal.or(p.rank), p.name.clone());
-    let pod = seen.pods.iter().filter(overdue).max_by_key(last)?;
-    let rest = |why, until| Some(Verdict::Rest { why, until });
-    if !takes(Class::OnDemand) {
-        return rest(Why::NoNode(Class::OnDemand), None);
-    }
+    let pod = seen.pods.iter().filter(|p| overdue(limits, p, Class::Spot, now)).max_by_key(last)?;
     let known = seen.memory.drought.filter(|d| !d.trial);
     let Some(drought) = known else {
         let times = seen.memory.drought.map_or(0, |d| d.times) + 1;
@@ -357,17 +351,53 @@ fn dry(limits: Limits, seen: Seen<'_>, takes: &impl Fn(Class) -> bool, now: Time
     };
     let heard = later(drought.since, HEARD);
     if now < heard {
-        return rest(Why::Dry, Some(heard));
+        return Some(Verdict::Rest { why: Why::Dry, until: Some(heard) });
     }
-    Some(Verdict::Replace { pod: reference(pod) })
+    Some(Verdict::Replace { pod: reference(pod), to: Class::OnDemand })
 }
 
-fn waits_for_spot(pod: &Pod) -> Option<Timestamp> {
-    pod.unschedulable_since.filter(|_| pod.class == Class::Spot && !pod.bound && !pod.terminating && !pod.exempt)
+/// On-demand had no room either: what waits there keeps its workload from resting, so the return begins with it.
+fn stranded(
+    rule: &Rule,
+    limits: Limits,
+    seen: Seen<'_>,
+    takes: &impl Fn(Class) -> bool,
+    now: Timestamp,
+) -> Option<Verdict> {
+    let drought = seen.memory.drought?;
+    let spot = live(seen.pods).spot;
+    let candidates = candidates(rule, seen, Class::OnDemand);
+    let pod = candidates.into_iter().find(|p| overdue(limits, p, Class::OnDemand, now))?;
+    if spot >= rule.split(seen.workload.replicas).spot {
+        return None;
+    }
+    if drought.trial {
+        return (spot < drought.cap).then(|| Verdict::Replace { pod: reference(pod), to: Class::Spot });
+    }
+    (now >= returns_at(limits, drought) && takes(Class::Spot)).then(|| try_spot(seen.memory, drought, spot))
+}
+
+fn returns_at(limits: Limits, drought: Drought) -> Timestamp {
+    later(drought.since, limits.return_after * 2_u32.pow(drought.times.saturating_sub(1).min(DOUBLINGS)))
+}
+
+/// One more than there are may go to spot.
+fn try_spot(memory: &Memory, drought: Drought, spot: u32) -> Verdict {
+    let trial = Drought { cap: spot + 1, trial: true, ..drought };
+    Verdict::Remember { why: Why::Return, memory: Memory { drought: Some(trial), ..memory.clone() } }
+}
+
+/// Since when a pod finds no node of its class.
+fn waits_for(pod: &Pod, class: Class) -> Option<Timestamp> {
+    pod.unschedulable_since.filter(|_| pod.class == class && !pod.bound && !pod.terminating && !pod.exempt)
+}
+
+fn overdue(limits: Limits, pod: &Pod, class: Class, now: Timestamp) -> bool {
+    waits_for(pod, class).is_some_and(|since| later(since, limits.fallback_after) <= now)
 }
 
 fn overdue_at(limits: Limits, pods: &[Pod]) -> Option<Timestamp> {
-    pods.iter().filter_map(waits_for_spot).min().map(|since| later(since, limits.fallback_after))
+    pods.iter().filter_map(|p| waits_for(p, Class::Spot)).min().map(|since| later(since, limits.fallback_after))
 }
 
 fn reference(pod: &Pod) -> PodRef {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use groundcrew_core::feature::Feature;
 use groundcrew_core::keys;
 use groundcrew_core::spread::rebalance::{PodRef, Seen, decide};
-use groundcrew_core::spread::{Kind, Memory, Rule, Verdict, Why, place};
+use groundcrew_core::spread::{Class, Kind, Memory, Rule, Verdict, Why, place};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::json;
@@ -207,12 +207,14 @@ impl Rebalancer {
         let fresh = self.shared.read(&self.context, subject.kind, &subject.key, &subject.facts.uid).await?;
         let Some(fresh) = fresh else { return Ok(("gone", Next::Change)) };
         let verdict = self.decide(subject, &fresh.facts, &fresh.snapshot, false);
-        let Verdict::Replace { pod } = verdict else { return Ok((name(&verdict), Next::After(TURN))) };
+        let Verdict::Replace { pod, to } = verdict else { return Ok((name(&verdict), Next::After(TURN))) };
         match self.evict(subject, &fresh, &pod, false).await? {
             Outcome::Done(_) => {
-                self.shared.metrics.fell_back(&subject.key.namespace);
-                info!(workload = %subject.key, pod = pod.name, "pod that found no spot capacity evicted");
-                Ok(("fallback", Next::After(TURN / 4)))
+                if to == Class::OnDemand {
+                    self.shared.metrics.fell_back(&subject.key.namespace);
+                }
+                info!(workload = %subject.key, pod = pod.name, %to, "pod that found no node evicted");
+                Ok(("replaced", Next::After(TURN / 4)))
             }
             Outcome::Conflict => Err(Error::Conflict),
             _ => Ok(("gone", Next::After(TURN))),
@@ -333,7 +335,7 @@ fn name(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Rest { why, .. } | Verdict::Remember { why, .. } => why.name(),
         Verdict::Move { .. } => "move",
-        Verdict::Replace { .. } => "fallback",
+        Verdict::Replace { .. } => "replaced",
         Verdict::Rank { .. } => "rank",
     }
 }

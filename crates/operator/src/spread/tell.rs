@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use groundcrew_core::spread::{Class, Split, Verdict};
+use groundcrew_core::spread::{Split, Verdict};
 use k8s_openapi::api::core::v1::ObjectReference;
 use tracing::info;
 
@@ -48,7 +48,7 @@ impl Tell {
         let text = match verdict {
             Verdict::Rest { why, .. } | Verdict::Remember { why, .. } => why.to_string(),
             Verdict::Move { pod, from, to, .. } => format!("would evict {} from {from} for {to}", pod.name),
-            Verdict::Replace { pod } => format!("would replace {} on {}", pod.name, Class::OnDemand),
+            Verdict::Replace { pod, to } => format!("would replace {} on {to}", pod.name),
             Verdict::Rank { pods } => format!("would rank {} pods anew", pods.len()),
         };
         if self.is_news(tag, &text) {

@@ -245,7 +245,7 @@ fn pods_that_wait_for_spot_in_vain_are_replaced_and_return_one_first() {
     assert_eq!(memory.drought, Some(Drought { since: at(60), cap: 0, times: 1, trial: false }));
     world.memory = memory;
     assert_eq!(world.decide(&rule, at(60)), Verdict::Rest { why: Why::Dry, until: Some(at(61)) });
-    assert!(matches!(world.decide(&rule, at(61)), Verdict::Replace { pod } if pod.name == "p003"));
+    assert!(matches!(world.decide(&rule, at(61)), Verdict::Replace { pod, to: Class::OnDemand } if pod.name == "p003"));
 
     world.pods[3] = pod(4, Class::OnDemand);
     world.workload.ready = 4;
@@ -288,7 +288,7 @@ fn in_a_drought_spot_that_is_lost_later_falls_back_too() {
             now = later(now, Duration::from_secs(60));
             match world.decide(&rule, now) {
                 Verdict::Remember { memory, .. } => world.memory = memory,
-                Verdict::Replace { pod } => {
+                Verdict::Replace { pod, .. } => {
                     let at = world.pods.iter().position(|p| p.name == pod.name).unwrap();
                     world.recreate(&rule, at, now);
                 }
@@ -298,6 +298,43 @@ fn in_a_drought_spot_that_is_lost_later_falls_back_too() {
         assert!(world.pods.iter().all(|p| p.bound), "{:?}", world.pods);
     }
     assert_eq!(live(&world.pods), Split { spot: 0, on_demand: 4 });
+}
+
+#[test]
+fn spot_falls_back_though_no_on_demand_node_is_there_yet() {
+    let rule = rule(100, 0);
+    let mut world = deployment(4, 0);
+    world.takes = false;
+    world.workload.ready = 3;
+    world.pods[3] = waiting(pod(3, Class::Spot), NOW);
+    let Verdict::Remember { why: Why::Dry, memory } = world.decide(&rule, at(60)) else { panic!() };
+    world.memory = memory;
+    assert!(matches!(world.decide(&rule, at(61)), Verdict::Replace { pod, to: Class::OnDemand } if pod.name == "p003"));
+}
+
+#[test]
+fn a_pod_that_waits_for_on_demand_as_well_tries_spot_when_the_workload_may_return() {
+    let rule = rule(100, 0);
+    let mut world = deployment(3, 1);
+    world.workload.ready = 3;
+    world.memory.drought = Some(Drought { since: NOW, cap: 0, times: 1, trial: false });
+    world.pods[3] = waiting(pod(3, Class::OnDemand), NOW);
+    assert!(matches!(world.decide(&rule, at(599)), Verdict::Rest { why: Why::Unstable(_), .. }));
+    world.takes = false;
+    assert!(matches!(world.decide(&rule, at(600)), Verdict::Rest { why: Why::Unstable(_), .. }));
+    world.takes = true;
+    let Verdict::Remember { why: Why::Return, memory } = world.decide(&rule, at(600)) else { panic!() };
+    world.memory = memory;
+    assert!(matches!(world.decide(&rule, at(601)), Verdict::Replace { pod, to: Class::Spot } if pod.name == "p003"));
+    // Its successor waits, too: no other follows, and in the end the drought goes on.
+    world.pods[3] = waiting(pod(4, Class::Spot), at(601));
+    assert!(matches!(world.decide(&rule, at(602)), Verdict::Rest { why: Why::Unstable(_), .. }));
+    let Verdict::Remember { why: Why::Dry, memory } = world.decide(&rule, at(661)) else { panic!() };
+    assert_eq!(memory.drought, Some(Drought { since: at(661), cap: 0, times: 2, trial: false }));
+    // One whose place is on on-demand has nothing to try.
+    world.pods[3] = waiting(pod(5, Class::OnDemand), NOW);
+    let half = Rule { share: Share { percentage: 75, floor: 0 }, window: None };
+    assert!(matches!(world.decide(&half, at(9000)), Verdict::Rest { why: Why::Unstable(_), .. }));
 }
 
 /// Their nodes were cordoned when spot ran dry, and are not any more.
