@@ -11,7 +11,7 @@ use groundcrew_core::spread::{Kind, node};
 
 use super::metrics::Reviewed;
 use super::objects::{WorkloadFacts, ordinal};
-use super::{Shared, enforces};
+use super::Shared;
 use crate::admission::{Contribution, PodFeature, PodReview};
 use crate::runtime::cache::Key;
 
@@ -70,7 +70,7 @@ impl Placer {
                 }
             }
         };
-        let observed = !enforces(&shared.config);
+        let observed = !shared.enforces;
         let kept = !review.dry_run && !observed;
         let counts = |pod: &super::PodFacts| {
             let (class, leaving) = shared.standing(pod);

@@ -354,7 +354,9 @@ pub struct NamespaceFacts {
     pub window: Result<Option<groundcrew_core::cron::Window>, rule::Invalid>,
 }
 
-pub fn namespace(object: &Namespace, selector: &Selector) -> Option<NamespaceFacts> {
+/// In an exempt namespace nobody places pods, so nobody may move them either.
+pub fn namespace(object: &Namespace, selector: &Selector, exempt: &[String]) -> Option<NamespaceFacts> {
     let meta = &object.metadata;
-    selector.matches(&meta.labels).then(|| NamespaceFacts { window: rule::window(&meta.annotations) })
+    let ours = selector.matches(&meta.labels) && !exempt.iter().any(|name| Some(name) == meta.name.as_ref());
+    ours.then(|| NamespaceFacts { window: rule::window(&meta.annotations) })
 }

@@ -19,7 +19,7 @@ use super::gather::Snapshot;
 use super::objects::WorkloadFacts;
 use super::tell::Tell;
 use super::turns::Turns;
-use super::{Shared, enforces, fresh, locked, untagged};
+use super::{Shared, fresh, locked, untagged};
 use crate::run::Context;
 use crate::runtime::apply::{self, Outcome, Write, WriteError};
 use crate::runtime::cache::Key;
@@ -69,7 +69,7 @@ impl Rebalancer {
             turns: Turns::new(config.max_moves, config.moves_per_second),
             context: context.clone(),
             shared: Arc::clone(&context.spread),
-            tell: Tell::new(context.events.clone(), enforces(config)),
+            tell: Tell::new(context.events.clone(), context.spread.enforces),
             refusals: Mutex::default(),
         }
     }
@@ -77,6 +77,10 @@ impl Rebalancer {
     pub async fn reconcile(&self, tag: &Key) -> Result<Next, Error> {
         let started = Instant::now();
         let Some((kind, key)) = untagged(tag) else { return Ok(Next::Change) };
+        // Cooldowns and droughts of an earlier leader must not be overlooked, let alone overwritten.
+        if !self.shared.memories.are_known() {
+            return Ok(Next::After(TURN));
+        }
         let Some(facts) = self.shared.workload(kind, &key) else {
             self.shared.metrics.forget(kind, &key);
             self.forget(tag).await?;
@@ -113,9 +117,9 @@ impl Rebalancer {
         let snapshot = self.shared.snapshot(subject.kind, &subject.key, &subject.facts);
         self.shared.metrics.replicas(subject.kind, &subject.key, snapshot.split());
         // Who only observes need not wait for a turn.
-        let verdict = self.decide(subject, &subject.facts, &snapshot, !enforces(&self.shared.config));
+        let verdict = self.decide(subject, &subject.facts, &snapshot, !self.shared.enforces);
         debug!(?verdict, "decided");
-        if !enforces(&self.shared.config) {
+        if !self.shared.enforces {
             self.tell.observed(subject.tag, &verdict);
             return Ok((name(&verdict), self.next(subject, &verdict)));
         }
@@ -310,7 +314,7 @@ impl Rebalancer {
         self.tell.forget(tag);
         locked(&self.refusals).remove(tag);
         let mut known = self.shared.memories.known();
-        if known.is_empty() || !enforces(&self.shared.config) {
+        if known.is_empty() || !self.shared.enforces {
             return Ok(());
         }
         for cache in [&self.shared.deployments, &self.shared.stateful_sets] {
