@@ -164,7 +164,8 @@ impl Shared {
         fill!(pods, objects::Pod, context.feed(), move |o| objects::pod(o, &own));
         fill!(nodes, objects::Node, context.feed(), |o| Some(objects::node(o)));
         fill!(budgets, objects::Budget, context.feed(), objects::budget);
-        let (selector, exempt) = (self.selector.clone(), features::exempt_namespaces(&context.config, &context.namespace));
+        let (selector, exempt) =
+            (self.selector.clone(), features::exempt_namespaces(&context.config, &context.namespace));
         fill!(namespaces, objects::Namespace, context.feed(), move |o| objects::namespace(&o, &selector, &exempt));
         self.memories
             .follow(context, Feed { fields: Some(format!("metadata.name={SPREAD_MEMORY}")), ..context.feed() });

@@ -119,7 +119,7 @@ pub fn decide(rule: &Rule, limits: Limits, seen: Seen<'_>, takes: impl Fn(Class)
     if workload.ending || workload.replicas == 0 {
         return forget(memory, Why::Nothing);
     }
-    if let Some(verdict) = dry(limits, seen, now).or_else(|| stranded(rule, limits, seen, &takes, now)) {
+    if let Some(verdict) = dry(rule, limits, seen, now).or_else(|| stranded(rule, limits, seen, &takes, now)) {
         return verdict;
     }
     if let Some(unstable) = unstable(workload, pods) {
@@ -205,15 +205,18 @@ fn unstable(workload: &Workload, pods: &[Pod]) -> Option<Unstable> {
     }
 }
 
+fn happened(moving: &Moving, pods: &[Pod]) -> bool {
+    pods.iter().all(|pod| pod.uid != moving.pod)
+}
+
 /// Did the last move help? One that did not happen, because its eviction got lost, tells nothing.
 fn judge(memory: &Memory, pods: &[Pod], excess: u32, marks: &str, cooling: bool) -> Memory {
     let mut judged = memory.clone();
-    let happened = |moving: &Moving| pods.iter().all(|pod| pod.uid != moving.pod);
     // A pod that is still seen so soon may be about to go.
-    if cooling && !judged.moving.as_ref().is_some_and(happened) {
+    if cooling && !judged.moving.as_ref().is_some_and(|m| happened(m, pods)) {
         return judged;
     }
-    if let Some(before) = judged.moving.take().filter(happened) {
+    if let Some(before) = judged.moving.take().filter(|m| happened(m, pods)) {
         judged.futile = if excess < before.excess { 0 } else { judged.futile + 1 };
         if judged.futile >= FUTILE {
             judged.given_up = Some(marks.to_owned());
@@ -231,8 +234,11 @@ fn judge(memory: &Memory, pods: &[Pod], excess: u32, marks: &str, cooling: bool)
 }
 
 /// What would give hope after moves that did not help: another rule or size, or a pod that we admitted since.
+///
+/// In a drought our own pods tell nothing: each trial that fails admits some.
 fn marks(rule: &Rule, seen: Seen<'_>) -> String {
-    let mut admitted: Vec<&str> = seen.pods.iter().filter(|p| p.rank.is_some()).map(|p| p.uid.as_str()).collect();
+    let telling = |p: &&Pod| p.rank.is_some() && seen.memory.drought.is_none();
+    let mut admitted: Vec<&str> = seen.pods.iter().filter(telling).map(|p| p.uid.as_str()).collect();
     admitted.sort_unstable();
     let size = format!("{} {}", seen.workload.generation, seen.workload.replicas);
     let rule = rule.text();
@@ -312,6 +318,9 @@ fn settled(
         if drought.trial || now < again {
             return Verdict::Rest { why: Why::Drought, until: (!drought.trial).then_some(again) };
         }
+        if memory.given_up.is_some() {
+            return Verdict::Rest { why: Why::NoProgress, until: None };
+        }
         if !takes(Class::Spot) {
             return Verdict::Rest { why: Why::NoNode(Class::Spot), until: None };
         }
@@ -339,14 +348,19 @@ fn misranked(rule: &Rule, seen: Seen<'_>) -> Vec<(PodRef, u32)> {
 /// Pods wait for spot in vain.
 ///
 /// Whether on-demand has a node for them is not asked: an autoscaler makes one only for a pod that waits for it.
-fn dry(limits: Limits, seen: Seen<'_>, now: Timestamp) -> Option<Verdict> {
+fn dry(rule: &Rule, limits: Limits, seen: Seen<'_>, now: Timestamp) -> Option<Verdict> {
     let last = |p: &&Pod| (p.ordinal.or(p.rank), p.name.clone());
     let pod = seen.pods.iter().filter(|p| overdue(limits, p, Class::Spot, now)).max_by_key(last)?;
     let known = seen.memory.drought.filter(|d| !d.trial);
     let Some(drought) = known else {
         let times = seen.memory.drought.map_or(0, |d| d.times) + 1;
         let drought = Drought { since: now, cap: 0, times, trial: false };
-        let memory = Memory { drought: Some(drought), moving: None, ..seen.memory.clone() };
+        let mut memory = Memory { drought: Some(drought), moving: None, ..seen.memory.clone() };
+        // A trial that cost a pod its place and did not run is a move that did not help.
+        if seen.memory.drought.is_some() && seen.memory.moving.as_ref().is_some_and(|m| happened(m, seen.pods)) {
+            memory.futile += 1;
+            memory.given_up = (memory.futile >= FUTILE).then(|| marks(rule, seen));
+        }
         return Some(Verdict::Remember { why: Why::Dry, memory });
     };
     let heard = later(drought.since, HEARD);

@@ -9,9 +9,9 @@ use groundcrew_core::pod::OwnerView;
 use groundcrew_core::spread::place::{self, Placed};
 use groundcrew_core::spread::{Kind, node};
 
+use super::Shared;
 use super::metrics::Reviewed;
 use super::objects::{WorkloadFacts, ordinal};
-use super::Shared;
 use crate::admission::{Contribution, PodFeature, PodReview};
 use crate::runtime::cache::Key;
 

@@ -105,10 +105,10 @@ impl Shared {
     ) -> Option<String> {
         let used = self.used(now);
         let shared = |node: &str| facts.needs.apart() && snapshot.nodes.values().any(|taken| taken == node);
-        let mut found = None;
+        let (mut found, nothing) = (None, Amount::default());
         self.nodes.for_each(|key, node| {
             if found.is_none() {
-                let used = used.get(&key.name).copied().unwrap_or_default();
+                let used = used.get(&key.name).unwrap_or(&nothing);
                 found = (node.takes(&facts.needs, class, used) && !shared(&key.name)).then(|| key.name.clone());
             }
         });
@@ -121,8 +121,7 @@ impl Shared {
             let mut used: HashMap<String, Amount> = HashMap::new();
             self.pods.for_each(|_, pod| {
                 if let Some(node) = &pod.node {
-                    let sum = used.entry(node.clone()).or_default();
-                    *sum = sum.plus(pod.amount);
+                    used.entry(node.clone()).or_default().add(&pod.amount);
                 }
             });
             *room = Room { at: Some(now), used: Arc::new(used) };

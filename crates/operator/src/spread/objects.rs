@@ -88,6 +88,8 @@ pub struct PodSpec {
     node_selector: Option<Map>,
     containers: Vec<Container>,
     init_containers: Option<Vec<Container>>,
+    resources: Option<Resources>,
+    overhead: Option<Map>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -272,7 +274,7 @@ pub fn pod(object: Pod, names: &NodeLabels) -> Option<PodFacts> {
     let rank = meta.annotations.value(keys::SPREAD_RANK).and_then(|text| text.parse().ok());
     let cost = meta.annotations.value(keys::DELETION_COST);
     let ours = rank.map(|rank| place::deletion_cost(rank).to_string());
-    let requests = |c: &Container| c.resources.as_ref().and_then(|r| r.requests.clone());
+    let requests = |r: &Option<Resources>| r.as_ref().and_then(|r| r.requests.clone()).unwrap_or_default();
     let init = spec.init_containers.iter().flatten();
     Some(PodFacts {
         uid: meta.uid.clone().unwrap_or_default(),
@@ -285,9 +287,11 @@ pub fn pod(object: Pod, names: &NodeLabels) -> Option<PodFacts> {
         rank,
         own_cost: cost.is_some() && cost != ours.as_deref(),
         ordinal: owner.as_ref().filter(|o| o.stateful).and_then(|o| ordinal(&o.name, meta.name.as_deref()?)),
-        amount: Amount::of_containers(
-            spec.containers.iter().map(requests),
-            init.map(|c| (c.restart_policy.as_deref() == Some("Always"), requests(c))),
+        amount: Amount::of_pod(
+            spec.containers.iter().map(|c| requests(&c.resources)),
+            init.map(|c| (c.restart_policy.as_deref() == Some("Always"), requests(&c.resources))),
+            &requests(&spec.resources),
+            &spec.overhead.unwrap_or_default(),
         ),
         owner,
         node,
@@ -311,7 +315,7 @@ pub fn node(object: Node) -> node::Node {
         unschedulable: spec.unschedulable,
         ready: status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True"),
         ending: meta.deletion_timestamp.is_some(),
-        allocatable: Amount::of(&status.allocatable),
+        allocatable: Amount::of(&status.allocatable.unwrap_or_default()),
     }
 }
 

@@ -84,7 +84,8 @@ async fn only_selected_namespaces_and_readable_rules_are_managed() -> anyhow::Re
 
 /// A workload that opted in, on the wrong class, where the namespace selector matches and admission does not look.
 async fn wrong_in_an_exempt_namespace(cluster: &Cluster) -> anyhow::Result<Api<Pod>> {
-    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": "exempt", "labels": {"tier": "a"}}}))?;
+    let namespace: Namespace =
+        serde_json::from_value(json!({"metadata": {"name": "exempt", "labels": {"tier": "a"}}}))?;
     Api::all(cluster.client()).create(&PostParams::default(), &namespace).await?;
     let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client(), "exempt");
     cluster.wait_for(&accounts, "default", "the service account exists", SOON, |_: &ServiceAccount| true).await?;

@@ -365,6 +365,37 @@ fn a_trial_that_fails_waits_twice_as_long() {
     assert_eq!(world.decide(&rule, at(700)), Verdict::Rest { why: Why::Drought, until: Some(at(660 + 1200)) });
 }
 
+/// A node of spot would take the pod by all that is known of it, and does not: no use to try that for ever.
+#[test]
+fn two_trials_that_fail_are_the_last_until_something_changes() {
+    let rule = rule(100, 0);
+    let mut world = deployment(3, 1);
+    world.memory.drought = Some(Drought { since: NOW, cap: 0, times: 1, trial: false });
+    let (mut now, mut lost) = (NOW, 0);
+    for look in 0..10_000 {
+        now = later(now, Duration::from_secs(60));
+        match world.decide(&rule, now) {
+            Verdict::Remember { memory, .. } => world.memory = memory,
+            Verdict::Move { memory, .. } => {
+                (world.memory, lost) = (memory, lost + 1);
+                world.pods[3] = Pod { rank: Some(4), ..waiting(pod(100 + look, Class::Spot), now) };
+                world.workload.ready = 3;
+            }
+            Verdict::Replace { .. } => {
+                world.pods[3] = Pod { rank: Some(4), ..pod(200 + look, Class::OnDemand) };
+                world.workload.ready = 4;
+            }
+            Verdict::Rest { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(lost, 2, "pods that were well");
+    assert!(matches!(world.decide(&rule, now), Verdict::Rest { why: Why::NoProgress, .. }));
+    world.workload.generation = 2;
+    world.workload.observed_generation = 2;
+    assert!(matches!(world.decide(&rule, now), Verdict::Remember { why: Why::Return, .. }));
+}
+
 #[test]
 fn ranks_are_mended_only_where_the_cost_is_ours() {
     let mut world = deployment(2, 2);
