@@ -33,6 +33,7 @@ mod memory;
 mod metrics;
 mod objects;
 mod rebalance;
+mod room;
 mod tell;
 mod turns;
 mod validate;
@@ -105,7 +106,7 @@ pub struct Shared {
     /// Workloads to look at; their names carry the kind.
     dirty: Arc<Changes>,
     followed: AtomicBool,
-    room: Mutex<gather::Room>,
+    room: Mutex<room::Room>,
 }
 
 impl Shared {
@@ -140,7 +141,7 @@ impl Shared {
             return;
         }
         self.metrics.register(registry);
-        self.metrics.follow_leadership(context);
+        self.follow_leadership(context);
         // Before anything is filled, so that no key is missed.
         self.relay(context);
         let client = &context.clients.watch;
@@ -169,6 +170,23 @@ impl Shared {
         fill!(namespaces, objects::Namespace, context.feed(), move |o| objects::namespace(&o, &selector, &exempt));
         self.memories
             .follow(context, Feed { fields: Some(format!("metadata.name={SPREAD_MEMORY}")), ..context.feed() });
+    }
+
+    /// What only the leader shows is shown by nobody else: one that comes back looks at everything again.
+    fn follow_leadership(self: &Arc<Self>, context: &Context) {
+        let (shared, mut leads) = (Arc::clone(self), context.leadership.watch());
+        context.tasks.spawn(context.stopping.clone().run_until_cancelled_owned(async move {
+            loop {
+                let leading = *leads.borrow_and_update();
+                shared.metrics.leads(leading);
+                if leading {
+                    shared.mark_all(|_| true);
+                }
+                if leads.changed().await.is_err() {
+                    return;
+                }
+            }
+        }));
     }
 
     /// Turns what changed into the workloads it concerns.
@@ -241,8 +259,8 @@ impl Shared {
             if self.stateful_sets.get(&own).is_some() {
                 self.dirty.mark(tagged(Kind::StatefulSet, own));
             }
-        } else if let Some(set) = self.replica_sets.get(&own) {
-            let key = Key { name: set.deployment.clone(), ..own };
+        } else if let Some(deployment) = self.replica_sets.get(&own).and_then(|set| set.deployment.clone()) {
+            let key = Key { name: deployment.name, ..own };
             if self.deployments.get(&key).is_some() {
                 self.dirty.mark(tagged(Kind::Deployment, key));
             }
@@ -260,11 +278,7 @@ impl Shared {
     fn rule(&self, namespace: &str, facts: &WorkloadFacts) -> Result<Option<Rule>, rule::Invalid> {
         let key = Key { namespace: String::new(), name: namespace.to_owned() };
         let Some(around) = self.namespaces.get(&key) else { return Ok(None) };
-        let Some(mut rule) = facts.rule.clone()? else { return Ok(None) };
-        if rule.window.is_none() {
-            rule.window = around.window.clone()?;
-        }
-        Ok(Some(rule))
+        facts.rule.clone()?.map(|rule| rule.within(&around.window)).transpose()
     }
 
     /// Where a pod counts, and whether it is about to leave.

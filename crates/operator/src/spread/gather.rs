@@ -4,24 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use groundcrew_core::keys::Lookup;
-use groundcrew_core::spread::node::Amount;
 use groundcrew_core::spread::rebalance::{Budgets, Pod, Workload};
-use groundcrew_core::spread::{Class, Kind, Split};
-use jiff::{SignedDuration, Timestamp};
+use groundcrew_core::spread::{Kind, Split};
 
+use super::Shared;
 use super::objects::{BudgetFacts, PodFacts, WorkloadFacts};
-use super::{Shared, locked};
 use crate::runtime::cache::Key;
-
-/// The room taken on nodes, summed up now and then.
-#[derive(Debug, Default)]
-pub struct Room {
-    at: Option<Timestamp>,
-    used: Arc<HashMap<String, Amount>>,
-}
-
-/// Sums older than this are made anew.
-const ROOM_KEPT: SignedDuration = SignedDuration::from_secs(1);
 
 /// One workload at one moment.
 #[derive(Debug)]
@@ -68,7 +56,7 @@ impl Shared {
         }
         let mut uids = Vec::new();
         self.replica_sets.for_each(|at, set| {
-            if set.deployment_uid == facts.uid && at.namespace == key.namespace {
+            if set.deployment.as_ref().is_some_and(|d| d.uid == facts.uid) && at.namespace == key.namespace {
                 uids.push(set.uid.clone());
             }
         });
@@ -93,40 +81,6 @@ impl Shared {
             ordinal: pod.ordinal,
             budgets,
         }
-    }
-
-    /// A node of the class that would take one more of the workload's pods.
-    pub(super) fn target(
-        &self,
-        facts: &WorkloadFacts,
-        snapshot: &Snapshot,
-        class: Class,
-        now: Timestamp,
-    ) -> Option<String> {
-        let used = self.used(now);
-        let shared = |node: &str| facts.needs.apart() && snapshot.nodes.values().any(|taken| taken == node);
-        let (mut found, nothing) = (None, Amount::default());
-        self.nodes.for_each(|key, node| {
-            if found.is_none() {
-                let used = used.get(&key.name).unwrap_or(&nothing);
-                found = (node.takes(&facts.needs, class, used) && !shared(&key.name)).then(|| key.name.clone());
-            }
-        });
-        found
-    }
-
-    fn used(&self, now: Timestamp) -> Arc<HashMap<String, Amount>> {
-        let mut room = locked(&self.room);
-        if room.at.is_none_or(|at| now.duration_since(at) >= ROOM_KEPT) {
-            let mut used: HashMap<String, Amount> = HashMap::new();
-            self.pods.for_each(|_, pod| {
-                if let Some(node) = &pod.node {
-                    used.entry(node.clone()).or_default().add(&pod.amount);
-                }
-            });
-            *room = Room { at: Some(now), used: Arc::new(used) };
-        }
-        Arc::clone(&room.used)
     }
 }
 

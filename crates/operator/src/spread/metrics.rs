@@ -10,7 +10,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::run::Context;
 use crate::runtime::cache::Key;
 
 /// How a review ended.
@@ -102,16 +101,12 @@ impl Metrics {
         registry.register("spotalis_leader_election_status", "1 while this replica leads", self.leader.clone());
     }
 
-    pub fn follow_leadership(&self, context: &Context) {
-        let (gauge, mut leads) = (self.leader.clone(), context.leadership.watch());
-        context.tasks.spawn(context.stopping.clone().run_until_cancelled_owned(async move {
-            loop {
-                gauge.set(i64::from(*leads.borrow_and_update()));
-                if leads.changed().await.is_err() {
-                    return;
-                }
-            }
-        }));
+    /// A replica that does not lead knows nothing of workloads that another may have changed meanwhile.
+    pub fn leads(&self, leading: bool) {
+        self.leader.set(i64::from(leading));
+        if !leading {
+            self.replicas.clear();
+        }
     }
 
     pub fn reviewed(&self, outcome: Reviewed, took: Duration) {

@@ -196,7 +196,7 @@ pub fn workload(
     let template_labels = spec.template.metadata.and_then(|m| m.labels).unwrap_or_default();
     Some(WorkloadFacts {
         uid: meta.uid.unwrap_or_default(),
-        rule: rule::read(&meta.annotations, &None::<Map>),
+        rule: rule::read(&meta.annotations),
         standing,
         needs: Needs::of(&spec.template.spec.unwrap_or_default(), &template_labels, names),
         template_labels,
@@ -204,20 +204,24 @@ pub fn workload(
     })
 }
 
-/// One revision of a Deployment.
+/// One revision of a Deployment; a set of nobody's is kept to know that it is not.
 #[derive(Clone, Debug)]
 pub struct ReplicaSetFacts {
     pub uid: String,
-    pub deployment: String,
-    pub deployment_uid: String,
+    pub deployment: Option<DeploymentRef>,
     pub replicas: u32,
 }
 
+#[derive(Clone, Debug)]
+pub struct DeploymentRef {
+    pub name: String,
+    pub uid: String,
+}
+
 pub fn replica_set(object: ReplicaSet) -> Option<ReplicaSetFacts> {
-    let owner = controller(&object.metadata).filter(|o| o.kind == "Deployment")?;
+    let owner = controller(&object.metadata).filter(|o| o.kind == "Deployment");
     Some(ReplicaSetFacts {
-        deployment: owner.name.clone(),
-        deployment_uid: owner.uid.clone(),
+        deployment: owner.map(|o| DeploymentRef { name: o.name.clone(), uid: o.uid.clone() }),
         replicas: object.spec.and_then(|s| s.replicas).unwrap_or(1),
         uid: object.metadata.uid.unwrap_or_default(),
     })

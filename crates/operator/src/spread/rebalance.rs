@@ -90,10 +90,12 @@ impl Rebalancer {
             Ok(Some(rule)) => rule,
             Ok(None) => {
                 self.turns.leave(tag);
+                self.shared.metrics.forget(kind, &key);
                 return Ok(Next::Change);
             }
             Err(invalid) => {
                 self.turns.leave(tag);
+                self.shared.metrics.forget(kind, &key);
                 self.tell.warn(tag, reference(kind, &key, &facts), "ConfigurationError", &invalid.to_string());
                 self.shared.metrics.reconciled(kind, "invalid", started.elapsed());
                 return Ok(Next::Change);
@@ -148,7 +150,8 @@ impl Rebalancer {
     async fn try_move(&self, subject: &Subject<'_>) -> Result<(&'static str, Next), Error> {
         let uid = &subject.facts.uid;
         let now = (self.context.clock)();
-        let turn = self.turns.claim(subject.tag, uid, || self.shared.memories.in_flight(now), now);
+        let under_way = || self.shared.memories.in_flight(now);
+        let turn = self.turns.claim(subject.tag, uid, under_way, Instant::now());
         let Some(_turn) = turn else { return Ok((Why::Turn.name(), Next::After(TURN))) };
         let Some(fresh) = self.shared.read(&self.context, subject.kind, &subject.key, uid).await? else {
             return Ok(("gone", Next::Change));
@@ -164,7 +167,9 @@ impl Rebalancer {
             }
             return Ok((name(&verdict), self.next(subject, &verdict)));
         };
-        if !self.shared.nodes_agree(&self.context, &fresh, &pod, to).await? {
+        let room = self.shared.hold_room(&fresh.facts, &fresh.snapshot, to, (self.context.clock)());
+        let Some(room) = room else { return Ok(("changed", Next::After(TURN))) };
+        if !self.shared.nodes_agree(&self.context, &fresh, &pod, &room.node).await? {
             return Ok(("changed", Next::After(TURN)));
         }
         // Asked before it is told: a refusal in earnest would have taken its share of the budget.
@@ -176,6 +181,7 @@ impl Rebalancer {
         if !matches!(self.remember(subject, &memory).await?, Outcome::Done(_)) {
             return Ok(("not_remembered", Next::After(TURN)));
         }
+        room.keep();
         // If this fails, whether it happened is unknown: it stays remembered, and is judged by whether the pod is there.
         match self.evict(subject, &fresh, &pod, false).await? {
             Outcome::Done(_) => {

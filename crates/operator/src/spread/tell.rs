@@ -26,8 +26,13 @@ impl Tell {
     }
 
     pub fn warn(&self, tag: &Key, regarding: ObjectReference, reason: &'static str, note: &str) {
-        if self.is_news(tag, note) && self.enforces {
+        if !self.is_news(tag, note) {
+            return;
+        }
+        if self.enforces {
             self.events.warning(regarding, reason, note.to_owned());
+        } else {
+            info!(workload = %tag, reason, verdict = note, "observed");
         }
     }
 

@@ -2,20 +2,20 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Mutex;
+use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
 use super::locked;
 use crate::runtime::cache::Key;
 
 /// Before anybody goes, all that are wrong have had the time to say so: moves keep those busy who would listen.
-const HEARING: SignedDuration = SignedDuration::from_secs(1);
+const HEARING: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct State {
-    since: HashMap<Key, Timestamp>,
-    waiting: BTreeSet<(Timestamp, Key)>,
+    since: HashMap<Key, Instant>,
+    waiting: BTreeSet<(Instant, Key)>,
     /// Workloads that have their turn and may not have written their move down yet.
     held: HashSet<String>,
     tokens: f64,
@@ -62,7 +62,7 @@ impl Turns {
         key: &Key,
         uid: &str,
         under_way: impl FnOnce() -> HashSet<String>,
-        now: Timestamp,
+        now: Instant,
     ) -> Option<Turn<'_>> {
         let mut state = locked(&self.state);
         let since = *state.since.entry(key.clone()).or_insert(now);
@@ -73,7 +73,7 @@ impl Turns {
         busy.remove(uid);
         let free = self.cap.saturating_sub(busy.len());
         let first = state.waiting.iter().take(free).any(|(_, other)| other == key);
-        if now.duration_since(since) < HEARING || !first || !state.take_token(self.per_second) {
+        if now.saturating_duration_since(since) < HEARING || !first || !state.take_token(self.per_second) {
             return None;
         }
         // Others that have waited less need not wait for this one any more.
@@ -115,7 +115,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::sync::LazyLock;
 
     use super::*;
 
@@ -123,8 +123,9 @@ mod tests {
         Key { namespace: "ns".into(), name: name.into() }
     }
 
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
+    fn at(second: u64) -> Instant {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        *START + Duration::from_secs(second)
     }
 
     fn others(count: usize) -> impl FnOnce() -> HashSet<String> {
@@ -132,7 +133,7 @@ mod tests {
     }
 
     /// Whether it got a turn, which it then gives back.
-    fn claims(turns: &Turns, name: &str, under_way: usize, now: Timestamp) -> bool {
+    fn claims(turns: &Turns, name: &str, under_way: usize, now: Instant) -> bool {
         turns.claim(&key(name), name, others(under_way), now).is_some()
     }
 
@@ -186,7 +187,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn moves_start_at_the_given_pace() {
         let turns = Turns::new(1000, 5);
-        let claimed = |now: i64| (0..100).filter(|i| claims(&turns, &i.to_string(), 0, at(now))).count();
+        let claimed = |now: u64| (0..100).filter(|i| claims(&turns, &i.to_string(), 0, at(now))).count();
         assert_eq!(claimed(0), 0);
         assert_eq!(claimed(1), 1);
         tokio::time::advance(Duration::from_secs(1)).await;
