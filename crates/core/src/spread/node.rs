@@ -61,6 +61,12 @@ pub fn label_of(class: Class, names: &NodeLabels) -> (&str, &str) {
     (key, value)
 }
 
+/// Whether there are nodes of the class, but none with the label that pods ask for: whatever is sent there waits.
+pub fn lacks_label<'a, L: Lookup + 'a>(class: Class, nodes: impl Iterator<Item = &'a L>, names: &NodeLabels) -> bool {
+    let mut of_class = nodes.filter(|labels| class_of(*labels, names) == class).peekable();
+    of_class.peek().is_some() && of_class.all(|labels| assigned(labels, names) != Some(class))
+}
+
 /// The class a pod was given, read from its node selector.
 pub fn assigned(selector: &impl Lookup, names: &NodeLabels) -> Option<Class> {
     Class::ALL.into_iter().find(|class| {

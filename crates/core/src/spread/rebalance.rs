@@ -406,6 +406,12 @@ fn waits_for(pod: &Pod, class: Class) -> Option<Timestamp> {
     pod.unschedulable_since.filter(|_| pod.class == class && !pod.bound && !pod.terminating && !pod.exempt)
 }
 
+/// The class of which a pod has waited for a node for too long.
+#[must_use]
+pub fn waits_in_vain(limits: Limits, pods: &[Pod], now: Timestamp) -> Option<Class> {
+    Class::ALL.into_iter().find(|class| pods.iter().any(|pod| overdue(limits, pod, *class, now)))
+}
+
 fn overdue(limits: Limits, pod: &Pod, class: Class, now: Timestamp) -> bool {
     waits_for(pod, class).is_some_and(|since| later(since, limits.fallback_after) <= now)
 }

@@ -138,3 +138,6 @@ impl Placer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

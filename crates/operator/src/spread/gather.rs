@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use groundcrew_core::keys::Lookup;
-use groundcrew_core::spread::rebalance::{Budgets, Pod, Workload};
-use groundcrew_core::spread::{Kind, Split};
+use groundcrew_core::spread::rebalance::{Budgets, Pod, Workload, waits_in_vain};
+use groundcrew_core::spread::{Kind, Split, node};
+use jiff::Timestamp;
 
 use super::Shared;
 use super::objects::{BudgetFacts, PodFacts, WorkloadFacts};
@@ -34,11 +35,7 @@ impl Shared {
     /// The workload as the caches have it; its pods are taken to carry the template's labels.
     pub(super) fn snapshot(&self, kind: Kind, key: &Key, facts: &WorkloadFacts) -> Snapshot {
         let mut budgets = Vec::new();
-        self.budgets.for_each(|at, budget| {
-            if at.namespace == key.namespace {
-                budgets.push(Arc::clone(budget));
-            }
-        });
+        self.budgets.for_each_in(&key.namespace, |_, budget| budgets.push(Arc::clone(budget)));
         let said = judge(budgets.iter().map(AsRef::as_ref), &facts.template_labels);
         let mut pods = Vec::new();
         for uid in self.revisions(kind, key, facts) {
@@ -55,12 +52,23 @@ impl Shared {
             return vec![facts.uid.clone()];
         }
         let mut uids = Vec::new();
-        self.replica_sets.for_each(|at, set| {
-            if set.deployment.as_ref().is_some_and(|d| d.uid == facts.uid) && at.namespace == key.namespace {
+        self.replica_sets.for_each_in(&key.namespace, |_, set| {
+            if set.deployment.as_ref().is_some_and(|d| d.uid == facts.uid) {
                 uids.push(set.uid.clone());
             }
         });
         uids
+    }
+
+    /// What keeps pods of this workload waiting, if it is the label they ask for.
+    pub(super) fn missing_label(&self, snapshot: &Snapshot, now: Timestamp) -> Option<String> {
+        let class = waits_in_vain(self.config.limits, &snapshot.pods, now)?;
+        let mut nodes = Vec::new();
+        self.nodes.for_each(|_, node| nodes.push(Arc::clone(node)));
+        let (key, value) = node::label_of(class, &self.names);
+        node::lacks_label(class, nodes.iter().map(|n| &n.labels), &self.names).then(|| {
+            format!("pods wait for a node labelled {key}={value}: there are {class} nodes, but none carries it. See nodeLabels")
+        })
     }
 
     pub(super) fn pod(&self, name: &str, pod: &PodFacts, budgets: Budgets) -> Pod {

@@ -126,7 +126,7 @@ impl Rebalancer {
             return Ok((name(&verdict), self.next(subject, &verdict)));
         }
         match &verdict {
-            Verdict::Rest { why: Why::Turn, .. } => self.try_move(subject).await,
+            Verdict::Rest { why: Why::Turn, .. } | Verdict::Move { .. } => self.try_move(subject).await,
             Verdict::Rest { why, .. } => {
                 self.rest(subject, why, &snapshot);
                 Ok((why.name(), self.next(subject, &verdict)))
@@ -138,11 +138,10 @@ impl Rebalancer {
                 Ok((why.name(), Next::After(Duration::from_millis(100))))
             }
             Verdict::Rank { pods } => {
-                self.rank(subject, pods).await?;
-                Ok(("ranked", Next::Change))
+                let next = self.rank(subject, pods).await?;
+                Ok((name(&verdict), next))
             }
             Verdict::Replace { .. } => self.replace(subject).await,
-            Verdict::Move { .. } => Ok(("moved", Next::After(TURN))),
         }
     }
 
@@ -161,11 +160,12 @@ impl Rebalancer {
             return Ok(("changed", Next::After(TURN)));
         }
         let verdict = self.decide(subject, &fresh.facts, &fresh.snapshot, true);
+        let result = name(&verdict);
         let Verdict::Move { pod, from, to, memory } = verdict else {
             if let Verdict::Rest { why, .. } = &verdict {
                 self.rest(subject, why, &fresh.snapshot);
             }
-            return Ok((name(&verdict), self.next(subject, &verdict)));
+            return Ok((result, self.next(subject, &verdict)));
         };
         let room = self.shared.hold_room(&fresh.facts, &fresh.snapshot, to, (self.context.clock)());
         let Some(room) = room else { return Ok(("changed", Next::After(TURN))) };
@@ -189,7 +189,7 @@ impl Rebalancer {
                 self.tell.moved(subject.tag, self.reference(subject), note);
                 info!(workload = %subject.key, pod = pod.name, %from, %to, "pod evicted");
                 locked(&self.refusals).remove(subject.tag);
-                Ok(("moved", Next::After(self.shared.config.limits.cooldown)))
+                Ok((result, Next::After(self.shared.config.limits.cooldown)))
             }
             refusal => {
                 self.remember(subject, &before).await?;
@@ -214,17 +214,21 @@ impl Rebalancer {
 
     /// Pending pods hold nobody up: they go one after the other without a turn.
     async fn replace(&self, subject: &Subject<'_>) -> Result<(&'static str, Next), Error> {
+        if !self.turns.may_write() {
+            return Ok((Why::Turn.name(), Next::After(TURN)));
+        }
         let fresh = self.shared.read(&self.context, subject.kind, &subject.key, &subject.facts.uid).await?;
         let Some(fresh) = fresh else { return Ok(("gone", Next::Change)) };
         let verdict = self.decide(subject, &fresh.facts, &fresh.snapshot, false);
-        let Verdict::Replace { pod, to } = verdict else { return Ok((name(&verdict), Next::After(TURN))) };
+        let result = name(&verdict);
+        let Verdict::Replace { pod, to } = verdict else { return Ok((result, Next::After(TURN))) };
         match self.evict(subject, &fresh, &pod, false).await? {
             Outcome::Done(_) => {
                 if to == Class::OnDemand {
                     self.shared.metrics.fell_back(&subject.key.namespace);
                 }
                 info!(workload = %subject.key, pod = pod.name, %to, "pod that found no node evicted");
-                Ok(("replaced", Next::After(TURN / 4)))
+                Ok((result, Next::After(TURN / 4)))
             }
             Outcome::Conflict => Err(Error::Conflict),
             _ => Ok(("gone", Next::After(TURN))),
@@ -242,8 +246,11 @@ impl Rebalancer {
         Ok(self.shared.memories.write(&self.context, &subject.facts.uid, memory).await?)
     }
 
-    async fn rank(&self, subject: &Subject<'_>, pods: &[(PodRef, u32)]) -> Result<(), Error> {
+    async fn rank(&self, subject: &Subject<'_>, pods: &[(PodRef, u32)]) -> Result<Next, Error> {
         for (pod, rank) in pods {
+            if !self.turns.may_write() {
+                return Ok(Next::After(TURN));
+            }
             let annotations = json!({
                 keys::SPREAD_RANK: rank.to_string(),
                 keys::DELETION_COST: place::deletion_cost(*rank).to_string(),
@@ -254,7 +261,7 @@ impl Rebalancer {
             // A pod that changed comes back with its change.
             self.context.writer.write(Feature::Spread, &target, &write).await?;
         }
-        Ok(())
+        Ok(Next::Change)
     }
 
     fn rest(&self, subject: &Subject<'_>, why: &Why, snapshot: &Snapshot) {
@@ -272,7 +279,12 @@ impl Rebalancer {
                 }
                 self.tell.warn(subject.tag, reference(), "RebalanceBlocked", &why.to_string());
             }
-            _ => self.turns.step_aside(subject.tag),
+            _ => {
+                self.turns.step_aside(subject.tag);
+                if let Some(missing) = self.shared.missing_label(snapshot, (self.context.clock)()) {
+                    self.tell.warn(subject.tag, reference(), "ConfigurationError", &missing);
+                }
+            }
         }
     }
 
@@ -305,7 +317,7 @@ impl Rebalancer {
     fn backoff(&self, tag: &Key) -> Duration {
         let mut refusals = locked(&self.refusals);
         let count = refusals.entry(tag.clone()).or_default();
-        let wait = BLOCKED.saturating_mul(2_u32.saturating_pow((*count).min(10))).min(BLOCKED_LONGEST);
+        let wait = after_refusals(*count);
         *count = count.saturating_add(1);
         wait
     }
@@ -336,6 +348,10 @@ impl Rebalancer {
     }
 }
 
+fn after_refusals(count: u32) -> Duration {
+    BLOCKED.saturating_mul(2_u32.saturating_pow(count)).min(BLOCKED_LONGEST)
+}
+
 fn wait(until: Timestamp, now: Timestamp) -> Duration {
     // A little later rather than a little early: early would only look again.
     Duration::try_from(until.duration_since(now)).unwrap_or_default() + Duration::from_millis(10)
@@ -344,9 +360,9 @@ fn wait(until: Timestamp, now: Timestamp) -> Duration {
 fn name(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Rest { why, .. } | Verdict::Remember { why, .. } => why.name(),
-        Verdict::Move { .. } => "move",
+        Verdict::Move { .. } => "moved",
         Verdict::Replace { .. } => "replaced",
-        Verdict::Rank { .. } => "rank",
+        Verdict::Rank { .. } => "ranked",
     }
 }
 
@@ -358,5 +374,17 @@ fn reference(kind: Kind, key: &Key, facts: &WorkloadFacts) -> ObjectReference {
         name: Some(key.name.clone()),
         uid: Some(facts.uid.clone()),
         ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_doubles_the_wait_up_to_five_minutes() {
+        let waits: Vec<u64> = (0..7).map(|count| after_refusals(count).as_secs()).collect();
+        assert_eq!(waits, [10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(after_refusals(u32::MAX), BLOCKED_LONGEST);
     }
 }

@@ -130,15 +130,20 @@ async fn observing_writes_nothing() -> anyhow::Result<()> {
     let scene = scene("spread: {mode: observe, cooldown: 1s}\n").await?;
     scene.create(&workload::<Deployment>("Deployment", "web", 4, &[("spot-percentage", "100")])).await?;
     let pods: Api<Pod> = scene.namespace.api();
-    let ready = |pods: &[&Pod]| pods.len() == 4 && pods.iter().all(|p| is_ready(p));
-    scene.cluster.wait_for_list(&pods, watcher::Config::default(), "four ready pods", SOON, ready).await?;
+    scene.create(&workload::<Deployment>("Deployment", "wrong", 1, &[("spot-percentage", "150")])).await?;
+    let ready = |pods: &[&Pod]| pods.len() == 5 && pods.iter().all(|p| is_ready(p));
+    scene.cluster.wait_for_list(&pods, watcher::Config::default(), "five ready pods", SOON, ready).await?;
     tokio::time::sleep(QUIET).await;
     let events = scene.cluster.audit_events().await?;
     let ours: Vec<_> = events
         .iter()
         .filter(|e| e.user_agent.starts_with("groundcrew/") && e.is_committed_write())
-        .filter(|e| e.is_about("pods", "") || e.is_about("pods", "eviction") || e.is_about("events", ""))
-        .filter(|e| e.object_ref.as_ref().is_some_and(|o| o.namespace == scene.namespace.name()))
+        .filter(|e| {
+            let there = e.object_ref.as_ref().is_some_and(|o| o.namespace == scene.namespace.name());
+            let about_them = e.is_about("pods", "") || e.is_about("pods", "eviction") || e.is_about("events", "");
+            let remembers = e.object_ref.as_ref().is_some_and(|o| o.name == "groundcrew-spread");
+            (there && about_them) || remembers
+        })
         .map(|e| &e.request_uri)
         .collect();
     assert!(ours.is_empty(), "{ours:?}");
@@ -146,6 +151,8 @@ async fn observing_writes_nothing() -> anyhow::Result<()> {
         assert_eq!(pod.spec.and_then(|s| s.node_selector), None);
     }
     // It says what it would have done.
-    assert!(scene.groundcrew.log()?.contains("would evict web-"));
+    let log = scene.groundcrew.log()?;
+    assert!(log.contains("would evict web-"));
+    assert!(log.lines().any(|line| line.contains("ConfigurationError") && line.contains("150")), "{log}");
     Ok(())
 }

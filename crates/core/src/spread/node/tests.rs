@@ -27,6 +27,16 @@ fn labels_tell_the_class(#[case] pairs: &[(&str, &str)], #[case] class: Class) {
     assert_eq!(class_of(&labels(pairs), &names()), class);
 }
 
+#[test]
+fn a_class_known_by_the_labels_of_a_cloud_alone_cannot_be_asked_for() {
+    let karpenter = labels(&[("karpenter.sh/capacity-type", "spot")]);
+    let (eks, plain) = (labels(&[("eks.amazonaws.com/capacityType", "SPOT")]), labels(&[]));
+    let lacks = |class, nodes: &[&Labels]| lacks_label(class, nodes.iter().copied(), &names());
+    assert!(lacks(Class::Spot, &[&eks, &plain]) && lacks(Class::OnDemand, &[&eks, &plain]));
+    assert!(!lacks(Class::Spot, &[&eks, &karpenter]));
+    assert!(!lacks(Class::OnDemand, &[&karpenter]), "an autoscaler may make the first one");
+}
+
 fn node(class: &str) -> Node {
     Node {
         name: "n".into(),
