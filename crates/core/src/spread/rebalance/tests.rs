@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 use rstest::rstest;
 
+use super::super::memory::Drought;
 use super::super::place::{Credit, next};
 use super::super::split::Share;
 use super::*;
