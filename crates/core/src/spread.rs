@@ -13,6 +13,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+mod amount;
 pub mod memory;
 pub mod node;
 pub mod place;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use groundcrew_core::config::{Config, NodeLabels, SpreadFeature};
+use groundcrew_core::config::{Config, NodeLabels, SpreadFeature, SpreadMode};
 use groundcrew_core::feature::Feature;
 use groundcrew_core::selector::Selector;
 use groundcrew_core::spread::node::Node as NodeFacts;
@@ -20,7 +20,7 @@ use kube::core::DeserializeGuard;
 use prometheus_client::registry::Registry;
 
 use crate::admission::registration::{Entry, Namespaces};
-use crate::features::Row;
+use crate::features::{self, Row};
 use crate::manifests::{self, SPREAD_MEMORY};
 use crate::run::Context;
 use crate::runtime::cache::{self, Cache, Changes, Feed, Key};
@@ -33,6 +33,7 @@ mod memory;
 mod metrics;
 mod objects;
 mod rebalance;
+mod room;
 mod tell;
 mod turns;
 mod validate;
@@ -56,7 +57,7 @@ pub const ROW: Row = Row {
             manifests::rule("", &["pods", "namespaces"], follow, &[]),
             manifests::rule("policy", &["poddisruptionbudgets"], follow, &[]),
         ];
-        if enforces(&config.spread) {
+        if config.spread.mode == SpreadMode::Enforce {
             rules.push(manifests::rule("", &["pods"], &["patch"], &[]));
             rules.push(manifests::rule("", &["pods/eviction"], &["create"], &[]));
         }
@@ -72,8 +73,9 @@ pub const ROW: Row = Row {
     start,
 };
 
-fn enforces(config: &SpreadFeature) -> bool {
-    config.mode == groundcrew_core::config::SpreadMode::Enforce
+/// Whether pods are written at all. Without admission a pod that makes way comes back where it was.
+fn enforces(config: &Config) -> bool {
+    config.spread.mode == SpreadMode::Enforce && config.webhook.enabled
 }
 
 /// A pod does not tell whether its workload opted in, so each pod of a ReplicaSet or StatefulSet is sent.
@@ -88,6 +90,7 @@ fn entry(namespaces: Namespaces) -> Entry {
 #[derive(Debug)]
 pub struct Shared {
     config: SpreadFeature,
+    enforces: bool,
     names: NodeLabels,
     selector: Selector,
     deployments: Arc<Cache<WorkloadFacts>>,
@@ -103,7 +106,7 @@ pub struct Shared {
     /// Workloads to look at; their names carry the kind.
     dirty: Arc<Changes>,
     followed: AtomicBool,
-    room: Mutex<gather::Room>,
+    room: Mutex<room::Room>,
 }
 
 impl Shared {
@@ -113,6 +116,7 @@ impl Shared {
         let selector = config.controller.namespace_selector.as_ref().and_then(|s| Selector::parse(s).ok());
         Arc::new(Self {
             config: config.spread.clone(),
+            enforces: enforces(config),
             names: config.node_labels.clone(),
             selector: selector.unwrap_or_default(),
             deployments: Cache::new("deployments to split"),
@@ -123,7 +127,7 @@ impl Shared {
             budgets: Cache::new("disruption budgets"),
             namespaces: Cache::new("namespaces to split in"),
             index: Index::default(),
-            memories: Memories::default(),
+            memories: Memories::new(Cache::new("spread memory")),
             metrics: Metrics::default(),
             dirty: Arc::default(),
             followed: AtomicBool::new(false),
@@ -137,7 +141,7 @@ impl Shared {
             return;
         }
         self.metrics.register(registry);
-        self.metrics.follow_leadership(context);
+        self.follow_leadership(context);
         // Before anything is filled, so that no key is missed.
         self.relay(context);
         let client = &context.clients.watch;
@@ -161,10 +165,28 @@ impl Shared {
         fill!(pods, objects::Pod, context.feed(), move |o| objects::pod(o, &own));
         fill!(nodes, objects::Node, context.feed(), |o| Some(objects::node(o)));
         fill!(budgets, objects::Budget, context.feed(), objects::budget);
-        let selector = self.selector.clone();
-        fill!(namespaces, objects::Namespace, context.feed(), move |o| objects::namespace(&o, &selector));
+        let (selector, exempt) =
+            (self.selector.clone(), features::exempt_namespaces(&context.config, &context.namespace));
+        fill!(namespaces, objects::Namespace, context.feed(), move |o| objects::namespace(&o, &selector, &exempt));
         self.memories
             .follow(context, Feed { fields: Some(format!("metadata.name={SPREAD_MEMORY}")), ..context.feed() });
+    }
+
+    /// What only the leader shows is shown by nobody else: one that comes back looks at everything again.
+    fn follow_leadership(self: &Arc<Self>, context: &Context) {
+        let (shared, mut leads) = (Arc::clone(self), context.leadership.watch());
+        context.tasks.spawn(context.stopping.clone().run_until_cancelled_owned(async move {
+            loop {
+                let leading = *leads.borrow_and_update();
+                shared.metrics.leads(leading);
+                if leading {
+                    shared.mark_all(|_| true);
+                }
+                if leads.changed().await.is_err() {
+                    return;
+                }
+            }
+        }));
     }
 
     /// Turns what changed into the workloads it concerns.
@@ -237,8 +259,8 @@ impl Shared {
             if self.stateful_sets.get(&own).is_some() {
                 self.dirty.mark(tagged(Kind::StatefulSet, own));
             }
-        } else if let Some(set) = self.replica_sets.get(&own) {
-            let key = Key { name: set.deployment.clone(), ..own };
+        } else if let Some(deployment) = self.replica_sets.get(&own).and_then(|set| set.deployment.clone()) {
+            let key = Key { name: deployment.name, ..own };
             if self.deployments.get(&key).is_some() {
                 self.dirty.mark(tagged(Kind::Deployment, key));
             }
@@ -256,11 +278,7 @@ impl Shared {
     fn rule(&self, namespace: &str, facts: &WorkloadFacts) -> Result<Option<Rule>, rule::Invalid> {
         let key = Key { namespace: String::new(), name: namespace.to_owned() };
         let Some(around) = self.namespaces.get(&key) else { return Ok(None) };
-        let Some(mut rule) = facts.rule.clone()? else { return Ok(None) };
-        if rule.window.is_none() {
-            rule.window = around.window.clone()?;
-        }
-        Ok(Some(rule))
+        facts.rule.clone()?.map(|rule| rule.within(&around.window)).transpose()
     }
 
     /// Where a pod counts, and whether it is about to leave.
@@ -291,6 +309,9 @@ fn untagged(key: &Key) -> Option<(Kind, Key)> {
 fn start(context: &Context, registry: &mut Registry) {
     let shared = Arc::clone(&context.spread);
     shared.follow(context, registry);
+    if !shared.enforces && shared.config.mode == SpreadMode::Enforce {
+        tracing::warn!("the webhook is off, so nobody would place what is moved: spread only observes");
+    }
     let rebalancer = Arc::new(rebalance::Rebalancer::new(context));
     let dirty = Arc::clone(&shared.dirty);
     let queue = context.queue(Feature::Spread);
@@ -306,3 +327,20 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// A read that takes longer makes a snapshot too old to act on.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    #[rstest]
+    #[case::default(json!({}), true)]
+    #[case::observing(json!({"spread": {"mode": "observe"}}), false)]
+    #[case::nobody_places(json!({"webhook": {"enabled": false}}), false)]
+    fn pods_are_moved_only_where_their_replacements_are_placed(#[case] file: serde_json::Value, #[case] moves: bool) {
+        let config = groundcrew_core::config::load(file, vec![]).unwrap();
+        assert_eq!(Shared::new(&config).enforces, moves);
+    }
+}

@@ -41,7 +41,7 @@ pub struct Moving {
 #[serde(rename_all = "camelCase")]
 pub struct Drought {
     pub since: Timestamp,
-    /// No more pods than this go to spot.
+    /// In a trial no more pods than this go to spot; otherwise none does.
     pub cap: u32,
     /// How often it was met: each time the return waits twice as long.
     pub times: u32,
@@ -57,9 +57,13 @@ impl Memory {
         *self == Self::default()
     }
 
+    /// New pods go to spot only while fewer of their peers are there.
+    ///
+    /// Without a trial that is none at all: pods on spot may be lost one after the other, and those of another revision
+    /// say nothing about the next.
     #[must_use]
     pub fn spot_cap(&self) -> Option<u32> {
-        self.drought.map(|drought| drought.cap)
+        self.drought.map(|drought| if drought.trial { drought.cap } else { 0 })
     }
 }
 

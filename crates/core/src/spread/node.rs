@@ -1,13 +1,14 @@
 //! What kind of capacity a node is, and whether a pod could go there.
 
-use k8s_openapi::api::core::v1::PodSpec;
+use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::config::NodeLabels;
 use crate::keys::Lookup;
-use crate::quantity;
 use crate::selector::{Labels, Placement, Selector, Tainted, Toleration, tolerated};
 
 use super::Class;
+pub use super::amount::Amount;
 
 /// How the clouds mark capacity where the configured labels are absent.
 const KNOWN: [(&str, &str, Class); 9] = [
@@ -60,69 +61,18 @@ pub fn label_of(class: Class, names: &NodeLabels) -> (&str, &str) {
     (key, value)
 }
 
+/// Whether there are nodes of the class, but none with the label that pods ask for: whatever is sent there waits.
+pub fn lacks_label<'a, L: Lookup + 'a>(class: Class, nodes: impl Iterator<Item = &'a L>, names: &NodeLabels) -> bool {
+    let mut of_class = nodes.filter(|labels| class_of(*labels, names) == class).peekable();
+    of_class.peek().is_some() && of_class.all(|labels| assigned(labels, names) != Some(class))
+}
+
 /// The class a pod was given, read from its node selector.
 pub fn assigned(selector: &impl Lookup, names: &NodeLabels) -> Option<Class> {
     Class::ALL.into_iter().find(|class| {
         let (key, value) = label_of(*class, names);
         selector.value(key) == Some(value)
     })
-}
-
-/// Processor time in thousandths and memory in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Amount {
-    pub cpu: i64,
-    pub memory: i64,
-    pub pods: i64,
-}
-
-impl Amount {
-    #[must_use]
-    pub fn plus(self, other: Self) -> Self {
-        let Self { cpu, memory, pods } = other;
-        Self {
-            cpu: self.cpu.saturating_add(cpu),
-            memory: self.memory.saturating_add(memory),
-            pods: self.pods.saturating_add(pods),
-        }
-    }
-
-    fn fits_in(self, other: Self) -> bool {
-        self.cpu <= other.cpu && self.memory <= other.memory && self.pods <= other.pods
-    }
-
-    fn max(self, other: Self) -> Self {
-        Self { cpu: self.cpu.max(other.cpu), memory: self.memory.max(other.memory), pods: self.pods.max(other.pods) }
-    }
-
-    /// From a list of resources; what cannot be read counts as nothing.
-    pub fn of(resources: &impl Lookup) -> Self {
-        let read = |name: &str| resources.value(name).and_then(|text| quantity::parse(text).ok());
-        Self {
-            cpu: read("cpu").and_then(|q| q.millis()).unwrap_or(0),
-            memory: read("memory").and_then(|q| q.units()).unwrap_or(0),
-            pods: read("pods").and_then(|q| q.units()).unwrap_or(0),
-        }
-    }
-
-    /// What a pod asks for: the containers together, or the largest plain init container.
-    pub fn of_containers<L: Lookup>(
-        containers: impl Iterator<Item = Option<L>>,
-        init: impl Iterator<Item = (bool, Option<L>)>,
-    ) -> Self {
-        let one = |requests: Option<L>| requests.map(|r| Self::of(&r)).unwrap_or_default();
-        let mut running = containers.map(one).fold(Self::default(), Self::plus);
-        let mut largest = Self::default();
-        for (sidecar, requests) in init {
-            let amount = one(requests);
-            if sidecar {
-                running = running.plus(amount);
-            } else {
-                largest = largest.max(amount);
-            }
-        }
-        Self { pods: 1, ..running.max(largest) }
-    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -165,7 +115,7 @@ impl Node {
 
     /// Whether the pod could be scheduled here as `class`, with `used` of the node taken.
     #[must_use]
-    pub fn takes(&self, needs: &Needs, class: Class, used: Amount) -> bool {
+    pub fn takes(&self, needs: &Needs, class: Class, used: &Amount) -> bool {
         let placement = match class {
             Class::Spot => &needs.on_spot,
             Class::OnDemand => &needs.on_demand,
@@ -175,7 +125,7 @@ impl Node {
             && !self.is_leaving()
             && placement.allows(&self.name, &self.labels)
             && self.taints.iter().filter(repels).all(|t| tolerated(&needs.tolerations, t))
-            && needs.amount.plus(used).fits_in(self.allocatable)
+            && needs.amount.fits(used, &self.allocatable)
     }
 }
 
@@ -204,14 +154,12 @@ impl Needs {
                 ..PodSpec::default()
             })
         };
-        let requests = |r: &Option<k8s_openapi::api::core::v1::ResourceRequirements>| {
-            let quantities = r.as_ref()?.requests.as_ref()?;
-            Some(quantities.iter().map(|(name, q)| (name.clone(), q.0.clone())).collect::<Labels>())
-        };
         let init = template.init_containers.iter().flatten();
-        let amount = Amount::of_containers(
-            template.containers.iter().map(|c| requests(&c.resources)),
-            init.map(|c| (c.restart_policy.as_deref() == Some("Always"), requests(&c.resources))),
+        let amount = Amount::of_pod(
+            template.containers.iter().map(|c| requests(c.resources.as_ref())),
+            init.map(|c| (c.restart_policy.as_deref() == Some("Always"), requests(c.resources.as_ref()))),
+            &requests(template.resources.as_ref()),
+            &template.overhead.iter().flatten().map(spelled).collect(),
         );
         Self {
             on_spot: placed(Class::Spot),
@@ -222,11 +170,27 @@ impl Needs {
         }
     }
 
+    /// What one pod asks for.
+    #[must_use]
+    pub const fn amount(&self) -> &Amount {
+        &self.amount
+    }
+
     /// Whether a node that has a pod of the workload takes no other.
     #[must_use]
     pub const fn apart(&self) -> bool {
         self.apart
     }
+}
+
+/// What is limited but not requested is requested in full, as the API server will have it in the pod.
+fn requests(resources: Option<&ResourceRequirements>) -> Labels {
+    let (limits, requests) = (resources.and_then(|r| r.limits.as_ref()), resources.and_then(|r| r.requests.as_ref()));
+    limits.into_iter().flatten().chain(requests.into_iter().flatten()).map(spelled).collect()
+}
+
+fn spelled((name, quantity): (&String, &Quantity)) -> (String, String) {
+    (name.clone(), quantity.0.clone())
 }
 
 /// Required anti-affinity against its own labels, per node: the usual way to ask for one pod per node.

@@ -160,6 +160,7 @@ mod tests {
         let peers = [Peer { class: Class::Spot, rank: Some(1) }];
         assert_eq!(place_one(share, &peers, Some(1)).class, Class::OnDemand);
         assert_eq!(place_one(share, &peers, Some(2)).class, Class::Spot);
+        assert_eq!(place_one(share, &[], Some(0)).class, Class::OnDemand, "the first pod of a new revision");
         assert_eq!(ordinal(share, 4, &peers, Some(1)), Placed { class: Class::OnDemand, rank: 5 });
         assert_eq!(ordinal(share, 4, &peers, None), Placed { class: Class::Spot, rank: 5 });
     }

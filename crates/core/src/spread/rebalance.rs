@@ -12,11 +12,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::memory::{Drought, Memory, Moving, fingerprint};
+use super::memory::{Memory, Moving, fingerprint};
 use super::place::{Peer, reorder};
 use super::{Class, Kind, Rule, Split};
 
+mod drought;
 mod why;
+pub use drought::waits_in_vain;
 pub use why::{Budgets, Unstable, Why};
 
 /// Times that the configuration sets.
@@ -100,18 +102,14 @@ pub enum Verdict {
     Remember { why: Why, memory: Memory },
     /// Remember, then evict; the replacement is admitted to the other class.
     Move { pod: PodRef, from: Class, to: Class, memory: Memory },
-    /// A pod that waits for spot in vain makes way for one on on-demand.
-    Replace { pod: PodRef },
+    /// A pod that waits for its class in vain makes way for one of the other.
+    Replace { pod: PodRef, to: Class },
     /// The order of removal is not that of the split.
     Rank { pods: Vec<(PodRef, u32)> },
 }
 
-/// As long as it takes every admission replica to hear of a drought.
-const HEARD: Duration = Duration::from_secs(1);
 /// A move that did not help may have had bad luck; two had not.
 const FUTILE: u32 = 2;
-/// The wait before a return doubles up to this many times.
-const DOUBLINGS: u32 = 4;
 
 /// Decides for one workload. `takes` tells whether some node of a class would take its pods.
 pub fn decide(rule: &Rule, limits: Limits, seen: Seen<'_>, takes: impl Fn(Class) -> bool, now: Timestamp) -> Verdict {
@@ -119,11 +117,13 @@ pub fn decide(rule: &Rule, limits: Limits, seen: Seen<'_>, takes: impl Fn(Class)
     if workload.ending || workload.replicas == 0 {
         return forget(memory, Why::Nothing);
     }
-    if let Some(verdict) = dry(limits, seen, &takes, now) {
+    if let Some(verdict) =
+        drought::dry(rule, limits, seen, now).or_else(|| drought::stranded(rule, limits, seen, &takes, now))
+    {
         return verdict;
     }
     if let Some(unstable) = unstable(workload, pods) {
-        return Verdict::Rest { why: Why::Unstable(unstable), until: overdue_at(limits, pods) };
+        return Verdict::Rest { why: Why::Unstable(unstable), until: drought::overdue_at(limits, pods) };
     }
     let live = live(pods);
     let wanted = rule.split(workload.replicas);
@@ -133,7 +133,7 @@ pub fn decide(rule: &Rule, limits: Limits, seen: Seen<'_>, takes: impl Fn(Class)
     if let Some(until) = cooling {
         return keep(seen.memory, memory, Verdict::Rest { why: Why::Cooldown, until: Some(until) });
     }
-    let allowed = capped(wanted, &memory);
+    let allowed = allowed(wanted, &memory, live);
     let verdict = match Class::ALL.into_iter().find(|class| live.of(*class) > allowed.of(*class)) {
         None => settled(rule, limits, seen, &takes, now, &memory, wanted),
         Some(from) => step(rule, seen, &takes, now, &memory, from, live.of(from) - allowed.of(from)),
@@ -169,14 +169,15 @@ fn live(pods: &[Pod]) -> Split {
     split
 }
 
-fn capped(wanted: Split, memory: &Memory) -> Split {
-    let spot = wanted.spot.min(memory.spot_cap().unwrap_or(u32::MAX));
+/// A drought asks for no more on spot, and takes away nothing that runs there.
+fn allowed(wanted: Split, memory: &Memory, live: Split) -> Split {
+    let spot = wanted.spot.min(memory.spot_cap().map_or(u32::MAX, |cap| cap.max(live.spot)));
     Split { spot, on_demand: wanted.total() - spot }
 }
 
 /// How many pods are on the wrong class.
 fn excess(wanted: Split, memory: &Memory, live: Split) -> u32 {
-    let allowed = capped(wanted, memory);
+    let allowed = allowed(wanted, memory, live);
     Class::ALL.iter().map(|c| live.of(*c).saturating_sub(allowed.of(*c))).sum()
 }
 
@@ -204,15 +205,18 @@ fn unstable(workload: &Workload, pods: &[Pod]) -> Option<Unstable> {
     }
 }
 
+fn happened(moving: &Moving, pods: &[Pod]) -> bool {
+    pods.iter().all(|pod| pod.uid != moving.pod)
+}
+
 /// Did the last move help? One that did not happen, because its eviction got lost, tells nothing.
 fn judge(memory: &Memory, pods: &[Pod], excess: u32, marks: &str, cooling: bool) -> Memory {
     let mut judged = memory.clone();
-    let happened = |moving: &Moving| pods.iter().all(|pod| pod.uid != moving.pod);
     // A pod that is still seen so soon may be about to go.
-    if cooling && !judged.moving.as_ref().is_some_and(happened) {
+    if cooling && !judged.moving.as_ref().is_some_and(|m| happened(m, pods)) {
         return judged;
     }
-    if let Some(before) = judged.moving.take().filter(happened) {
+    if let Some(before) = judged.moving.take().filter(|m| happened(m, pods)) {
         judged.futile = if excess < before.excess { 0 } else { judged.futile + 1 };
         if judged.futile >= FUTILE {
             judged.given_up = Some(marks.to_owned());
@@ -230,8 +234,11 @@ fn judge(memory: &Memory, pods: &[Pod], excess: u32, marks: &str, cooling: bool)
 }
 
 /// What would give hope after moves that did not help: another rule or size, or a pod that we admitted since.
+///
+/// In a drought our own pods tell nothing: each trial that fails admits some.
 fn marks(rule: &Rule, seen: Seen<'_>) -> String {
-    let mut admitted: Vec<&str> = seen.pods.iter().filter(|p| p.rank.is_some()).map(|p| p.uid.as_str()).collect();
+    let telling = |p: &&Pod| p.rank.is_some() && seen.memory.drought.is_none();
+    let mut admitted: Vec<&str> = seen.pods.iter().filter(telling).map(|p| p.uid.as_str()).collect();
     admitted.sort_unstable();
     let size = format!("{} {}", seen.workload.generation, seen.workload.replicas);
     let rule = rule.text();
@@ -303,21 +310,7 @@ fn settled(
     wanted: Split,
 ) -> Verdict {
     if let Some(drought) = memory.drought {
-        let spot = live(seen.pods).spot;
-        let with = |drought| Memory { drought, ..memory.clone() };
-        if spot >= wanted.spot || (drought.trial && spot >= drought.cap) {
-            return Verdict::Remember { why: Why::DroughtOver, memory: with(None) };
-        }
-        let again =
-            later(drought.since, limits.return_after * 2_u32.pow(drought.times.saturating_sub(1).min(DOUBLINGS)));
-        if drought.trial || now < again {
-            return Verdict::Rest { why: Why::Drought, until: (!drought.trial).then_some(again) };
-        }
-        if !takes(Class::Spot) {
-            return Verdict::Rest { why: Why::NoNode(Class::Spot), until: None };
-        }
-        let trial = Drought { cap: spot + 1, trial: true, ..drought };
-        return Verdict::Remember { why: Why::Return, memory: with(Some(trial)) };
+        return drought::goes_on(limits, memory, drought, live(seen.pods), wanted, takes, now);
     }
     let pods = match seen.workload.kind {
         Kind::Deployment => misranked(rule, seen),
@@ -336,39 +329,6 @@ fn misranked(rule: &Rule, seen: Seen<'_>) -> Vec<(PodRef, u32)> {
     let peers: Vec<Peer> = seen.pods.iter().map(|p| Peer { class: p.class, rank: p.rank }).collect();
     let changes = reorder(rule.share, &peers);
     changes.into_iter().filter_map(|(at, rank)| Some((reference(seen.pods.get(at)?), rank))).collect()
-}
-
-/// Pods wait for spot in vain.
-fn dry(limits: Limits, seen: Seen<'_>, takes: &impl Fn(Class) -> bool, now: Timestamp) -> Option<Verdict> {
-    let overdue = |p: &&Pod| waits_for_spot(p).is_some_and(|since| later(since, limits.fallback_after) <= now);
-    let last = |p: &&Pod| (p.ordinal.or(p.rank), p.name.clone());
-    let pod = seen.pods.iter().filter(overdue).max_by_key(last)?;
-    let rest = |why, until| Some(Verdict::Rest { why, until });
-    if !takes(Class::OnDemand) {
-        return rest(Why::NoNode(Class::OnDemand), None);
-    }
-    let known = seen.memory.drought.filter(|d| !d.trial);
-    let Some(drought) = known else {
-        let cap =
-            seen.pods.iter().filter(|p| p.class == Class::Spot && p.bound && !p.leaving && !p.terminating).count();
-        let times = seen.memory.drought.map_or(0, |d| d.times) + 1;
-        let drought = Drought { since: now, cap: u32::try_from(cap).unwrap_or(u32::MAX), times, trial: false };
-        let memory = Memory { drought: Some(drought), moving: None, ..seen.memory.clone() };
-        return Some(Verdict::Remember { why: Why::Dry, memory });
-    };
-    let heard = later(drought.since, HEARD);
-    if now < heard {
-        return rest(Why::Dry, Some(heard));
-    }
-    Some(Verdict::Replace { pod: reference(pod) })
-}
-
-fn waits_for_spot(pod: &Pod) -> Option<Timestamp> {
-    pod.unschedulable_since.filter(|_| pod.class == Class::Spot && !pod.bound && !pod.terminating && !pod.exempt)
-}
-
-fn overdue_at(limits: Limits, pods: &[Pod]) -> Option<Timestamp> {
-    pods.iter().filter_map(waits_for_spot).min().map(|since| later(since, limits.fallback_after))
 }
 
 fn reference(pod: &Pod) -> PodRef {

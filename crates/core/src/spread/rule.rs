@@ -22,6 +22,12 @@ impl Rule {
         self.share.split(total)
     }
 
+    /// In a namespace that states this window, which counts where the workload states none of its own.
+    pub fn within(self, around: &Result<Option<Window>, Invalid>) -> Result<Self, Invalid> {
+        let window = if self.window.is_some() { self.window } else { around.clone()? };
+        Ok(Self { window, ..self })
+    }
+
     /// As people and fingerprints see it.
     #[must_use]
     pub fn text(&self) -> String {
@@ -55,17 +61,14 @@ pub fn enabled(annotations: &impl Lookup, labels: &impl Lookup) -> bool {
         .unwrap_or(false)
 }
 
-/// The rule of a workload that opted in; `None` when nothing says how to split it.
-pub fn read(annotations: &impl Lookup, of_namespace: &impl Lookup) -> Result<Option<Rule>, Invalid> {
+/// The rule of a workload that opted in, by its own annotations; `None` when nothing says how to split it.
+pub fn read(annotations: &impl Lookup) -> Result<Option<Rule>, Invalid> {
     let percentage = value(annotations, keys::SPREAD_PERCENTAGE).map(percentage).transpose()?;
     let floor = value(annotations, keys::SPREAD_FLOOR).map(floor).transpose()?;
     if percentage.is_none() && floor.is_none() {
         return Ok(None);
     }
-    let window = match window(annotations)? {
-        Some(own) => Some(own),
-        None => window(of_namespace)?,
-    };
+    let window = window(annotations)?;
     let share = Share { percentage: percentage.unwrap_or(0), floor: floor.unwrap_or(0) };
     Ok(Some(Rule { share, window }))
 }

@@ -90,6 +90,14 @@ impl<P> Cache<P> {
         objects.iter().for_each(|(key, object)| see(key, object));
     }
 
+    /// The same for one namespace.
+    pub fn for_each_in(&self, namespace: &str, mut see: impl FnMut(&Key, &Arc<P>)) {
+        let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
+        let first = Key { namespace: namespace.to_owned(), name: String::new() };
+        let there = objects.range(first..).take_while(|(key, _)| key.namespace == namespace);
+        there.for_each(|(key, object)| see(key, object));
+    }
+
     #[must_use]
     pub fn len(&self) -> usize {
         self.objects.read().unwrap_or_else(PoisonError::into_inner).len()

@@ -6,12 +6,13 @@ use std::time::Instant;
 use groundcrew_core::feature::Feature;
 use groundcrew_core::keys::{self, Lookup};
 use groundcrew_core::pod::OwnerView;
+use groundcrew_core::selector::Selector;
 use groundcrew_core::spread::place::{self, Placed};
 use groundcrew_core::spread::{Kind, node};
 
+use super::Shared;
 use super::metrics::Reviewed;
 use super::objects::{WorkloadFacts, ordinal};
-use super::{Shared, enforces};
 use crate::admission::{Contribution, PodFeature, PodReview};
 use crate::runtime::cache::Key;
 
@@ -70,7 +71,7 @@ impl Placer {
                 }
             }
         };
-        let observed = !enforces(&shared.config);
+        let observed = !shared.enforces;
         let kept = !review.dry_run && !observed;
         let counts = |pod: &super::PodFacts| {
             let (class, leaving) = shared.standing(pod);
@@ -80,7 +81,8 @@ impl Placer {
             None => place::next(rule.share, origin.wanted, peers, cap, credit),
             Some(index) => place::ordinal(rule.share, index, peers, cap),
         };
-        let placed = shared.index.place(owner.uid.as_str(), origin.wanted, review.now, kept, counts, place);
+        let placed =
+            shared.index.place(owner.uid.as_str(), origin.wanted, tokio::time::Instant::now(), kept, counts, place);
         if observed {
             tracing::info!(class = %placed.class, rank = placed.rank, "would place the pod");
             return Reviewed::Observed;
@@ -116,18 +118,26 @@ impl Placer {
                 let set = set.filter(|set| set.uid == owner.uid.as_str());
                 let Some(set) = set else {
                     // Too new to be known: the Deployment's name is the ReplicaSet's without the hash.
-                    let hash = review.pod.metadata.labels.value("pod-template-hash")?;
+                    let labels = &review.pod.metadata.labels;
+                    let hash = labels.value("pod-template-hash")?;
                     let name = owner.name.as_str().strip_suffix(hash)?.strip_suffix('-')?;
                     let facts = shared.deployments.get(&key(name))?;
+                    if !Selector::parse(&facts.selector).is_ok_and(|selector| selector.matches(labels)) {
+                        return None;
+                    }
                     // However it begins, that is the size it grows to.
                     let wanted = Some(facts.standing.replicas);
                     return Some(Origin { kind: Kind::Deployment, facts, wanted });
                 };
-                let facts = shared.deployments.get(&key(&set.deployment))?;
+                let deployment = set.deployment.as_ref()?;
+                let facts = shared.deployments.get(&key(&deployment.name))?;
                 let wanted = Some(set.replicas);
-                (facts.uid == set.deployment_uid).then_some(Origin { kind: Kind::Deployment, facts, wanted })
+                (facts.uid == deployment.uid).then_some(Origin { kind: Kind::Deployment, facts, wanted })
             }
             _ => None,
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

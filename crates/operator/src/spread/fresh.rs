@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use groundcrew_core::spread::rebalance::PodRef;
-use groundcrew_core::spread::{Class, Kind, node};
+use groundcrew_core::spread::{Kind, node};
 use kube::api::{Api, ListParams};
 use kube::core::Selector;
 use tokio::time::{Instant, timeout};
@@ -98,13 +98,12 @@ impl Shared {
         context: &Context,
         fresh: &Fresh,
         pod: &PodRef,
-        to: Class,
+        target: &str,
     ) -> Result<bool, Error> {
-        let target = self.target(&fresh.facts, &fresh.snapshot, to, (context.clock)());
-        let (Some(from), Some(target)) = (fresh.snapshot.nodes.get(&pod.name), target) else { return Ok(false) };
+        let Some(from) = fresh.snapshot.nodes.get(&pod.name) else { return Ok(false) };
         let nodes: Api<objects::Node> = Api::all(context.clients.read.clone());
-        for name in [from, &target] {
-            let known = self.nodes.get(&Key { namespace: String::new(), name: name.clone() });
+        for name in [from.as_str(), target] {
+            let known = self.nodes.get(&Key { namespace: String::new(), name: name.to_owned() });
             let read = soon(nodes.get_opt(name)).await?.map(objects::node);
             let standing =
                 |node: &node::Node| (node::class_of(&node.labels, &self.names), node.is_leaving(), node.ready);

@@ -4,24 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use groundcrew_core::keys::Lookup;
-use groundcrew_core::spread::node::Amount;
-use groundcrew_core::spread::rebalance::{Budgets, Pod, Workload};
-use groundcrew_core::spread::{Class, Kind, Split};
-use jiff::{SignedDuration, Timestamp};
+use groundcrew_core::spread::rebalance::{Budgets, Pod, Workload, waits_in_vain};
+use groundcrew_core::spread::{Kind, Split, node};
+use jiff::Timestamp;
 
+use super::Shared;
 use super::objects::{BudgetFacts, PodFacts, WorkloadFacts};
-use super::{Shared, locked};
 use crate::runtime::cache::Key;
-
-/// The room taken on nodes, summed up now and then.
-#[derive(Debug, Default)]
-pub struct Room {
-    at: Option<Timestamp>,
-    used: Arc<HashMap<String, Amount>>,
-}
-
-/// Sums older than this are made anew.
-const ROOM_KEPT: SignedDuration = SignedDuration::from_secs(1);
 
 /// One workload at one moment.
 #[derive(Debug)]
@@ -46,11 +35,7 @@ impl Shared {
     /// The workload as the caches have it; its pods are taken to carry the template's labels.
     pub(super) fn snapshot(&self, kind: Kind, key: &Key, facts: &WorkloadFacts) -> Snapshot {
         let mut budgets = Vec::new();
-        self.budgets.for_each(|at, budget| {
-            if at.namespace == key.namespace {
-                budgets.push(Arc::clone(budget));
-            }
-        });
+        self.budgets.for_each_in(&key.namespace, |_, budget| budgets.push(Arc::clone(budget)));
         let said = judge(budgets.iter().map(AsRef::as_ref), &facts.template_labels);
         let mut pods = Vec::new();
         for uid in self.revisions(kind, key, facts) {
@@ -67,12 +52,23 @@ impl Shared {
             return vec![facts.uid.clone()];
         }
         let mut uids = Vec::new();
-        self.replica_sets.for_each(|at, set| {
-            if set.deployment_uid == facts.uid && at.namespace == key.namespace {
+        self.replica_sets.for_each_in(&key.namespace, |_, set| {
+            if set.deployment.as_ref().is_some_and(|d| d.uid == facts.uid) {
                 uids.push(set.uid.clone());
             }
         });
         uids
+    }
+
+    /// What keeps pods of this workload waiting, if it is the label they ask for.
+    pub(super) fn missing_label(&self, snapshot: &Snapshot, now: Timestamp) -> Option<String> {
+        let class = waits_in_vain(self.config.limits, &snapshot.pods, now)?;
+        let mut nodes = Vec::new();
+        self.nodes.for_each(|_, node| nodes.push(Arc::clone(node)));
+        let (key, value) = node::label_of(class, &self.names);
+        node::lacks_label(class, nodes.iter().map(|n| &n.labels), &self.names).then(|| {
+            format!("pods wait for a node labelled {key}={value}: there are {class} nodes, but none carries it. See nodeLabels")
+        })
     }
 
     pub(super) fn pod(&self, name: &str, pod: &PodFacts, budgets: Budgets) -> Pod {
@@ -93,41 +89,6 @@ impl Shared {
             ordinal: pod.ordinal,
             budgets,
         }
-    }
-
-    /// A node of the class that would take one more of the workload's pods.
-    pub(super) fn target(
-        &self,
-        facts: &WorkloadFacts,
-        snapshot: &Snapshot,
-        class: Class,
-        now: Timestamp,
-    ) -> Option<String> {
-        let used = self.used(now);
-        let shared = |node: &str| facts.needs.apart() && snapshot.nodes.values().any(|taken| taken == node);
-        let mut found = None;
-        self.nodes.for_each(|key, node| {
-            if found.is_none() {
-                let used = used.get(&key.name).copied().unwrap_or_default();
-                found = (node.takes(&facts.needs, class, used) && !shared(&key.name)).then(|| key.name.clone());
-            }
-        });
-        found
-    }
-
-    fn used(&self, now: Timestamp) -> Arc<HashMap<String, Amount>> {
-        let mut room = locked(&self.room);
-        if room.at.is_none_or(|at| now.duration_since(at) >= ROOM_KEPT) {
-            let mut used: HashMap<String, Amount> = HashMap::new();
-            self.pods.for_each(|_, pod| {
-                if let Some(node) = &pod.node {
-                    let sum = used.entry(node.clone()).or_default();
-                    *sum = sum.plus(pod.amount);
-                }
-            });
-            *room = Room { at: Some(now), used: Arc::new(used) };
-        }
-        Arc::clone(&room.used)
     }
 }
 

@@ -11,23 +11,24 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use groundcrew_core::spread::Class;
 use groundcrew_core::spread::place::{Credit, Peer, Placed};
-use jiff::{SignedDuration, Timestamp};
+use tokio::time::Instant;
 
 use super::objects::{Owner, PodFacts};
 use crate::runtime::cache::Key;
 
 /// A pod that was not seen for so long was not created.
-const EXPIRES: SignedDuration = SignedDuration::from_secs(30);
+const EXPIRES: Duration = Duration::from_secs(30);
 /// Younger reservations may still be on their way, whatever the ReplicaSet says.
-const ON_ITS_WAY: SignedDuration = SignedDuration::from_secs(1);
+const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct Group {
     pods: HashMap<Key, Arc<PodFacts>>,
-    reserved: Vec<(Placed, Timestamp)>,
+    reserved: Vec<(Placed, Instant)>,
     credit: Credit,
 }
 
@@ -35,6 +36,21 @@ struct Group {
 struct State {
     groups: HashMap<String, Group>,
     owners: HashMap<Key, Owner>,
+    swept: Option<Instant>,
+}
+
+impl State {
+    /// Owners whose pods never came leave nothing behind.
+    fn sweep(&mut self, now: Instant) {
+        if self.swept.is_some_and(|at| now.saturating_duration_since(at) < EXPIRES) {
+            return;
+        }
+        self.swept = Some(now);
+        self.groups.retain(|_, group| {
+            group.drop_expired(now);
+            !group.pods.is_empty() || !group.reserved.is_empty()
+        });
+    }
 }
 
 #[derive(Debug, Default)]
@@ -64,7 +80,7 @@ impl Index {
             let group = state.groups.entry(owner.uid.clone()).or_default();
             // Only a pod that is new keeps what was reserved: its predecessor in that place may still change.
             let appears = known.as_deref() != Some(pod.uid.as_str());
-            let kept = |(placed, _): &(Placed, Timestamp)| appears && Some(placed.rank) == pod.rank;
+            let kept = |(placed, _): &(Placed, Instant)| appears && Some(placed.rank) == pod.rank;
             if let Some(at) = group.reserved.iter().position(kept) {
                 group.reserved.swap_remove(at);
             }
@@ -92,12 +108,13 @@ impl Index {
         &self,
         owner_uid: &str,
         wanted: Option<u32>,
-        now: Timestamp,
+        now: Instant,
         kept: bool,
         class: impl Fn(&PodFacts) -> Option<Class>,
         place: impl FnOnce(&[Peer], &mut Credit) -> Placed,
     ) -> Placed {
         let mut state = self.lock();
+        state.sweep(now);
         let group = state.groups.entry(owner_uid.to_owned()).or_default();
         group.drop_failed(wanted, now);
         let pods = group.pods.values().filter_map(|p| Some(Peer { class: class(p)?, rank: p.rank }));
@@ -117,14 +134,18 @@ impl Index {
 }
 
 impl Group {
-    fn drop_failed(&mut self, wanted: Option<u32>, now: Timestamp) {
-        self.reserved.retain(|(_, at)| now.duration_since(*at) < EXPIRES);
+    fn drop_expired(&mut self, now: Instant) {
+        self.reserved.retain(|(_, at)| now.saturating_duration_since(*at) < EXPIRES);
+    }
+
+    fn drop_failed(&mut self, wanted: Option<u32>, now: Instant) {
+        self.drop_expired(now);
         let Some(wanted) = wanted.and_then(|w| usize::try_from(w).ok()) else { return };
         let alive = self.pods.values().filter(|p| !p.terminating).count();
         self.reserved.sort_by_key(|(_, at)| *at);
         // One more is about to be added: with it there must not be more than wanted.
         let excess = (alive + self.reserved.len() + 1).saturating_sub(wanted);
-        let old = self.reserved.iter().take_while(|(_, at)| now.duration_since(*at) >= ON_ITS_WAY).count();
+        let old = self.reserved.iter().take_while(|(_, at)| now.saturating_duration_since(*at) >= ON_ITS_WAY).count();
         self.reserved.drain(..excess.min(old));
     }
 }

@@ -20,7 +20,7 @@ use super::locked;
 use crate::manifests::SPREAD_MEMORY;
 use crate::run::Context;
 use crate::runtime::apply::{Outcome, Target, Write, WriteError};
-use crate::runtime::cache::{self, Cache, Feed};
+use crate::runtime::cache::{self, Cache, Feed, Key};
 
 /// A move that is not judged after so long holds nobody else up.
 const LOST: SignedDuration = SignedDuration::from_mins(5);
@@ -31,8 +31,9 @@ struct State {
     by_uid: HashMap<String, Memory>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Memories {
+    cache: Arc<Cache<Seen>>,
     state: Mutex<State>,
     /// One write at a time, so that versions grow with what is known.
     writing: AsyncMutex<()>,
@@ -40,7 +41,7 @@ pub struct Memories {
 
 /// The ConfigMap as it was last seen.
 #[derive(Debug)]
-struct Seen {
+pub struct Seen {
     version: u64,
     by_uid: HashMap<String, Memory>,
 }
@@ -52,6 +53,17 @@ fn seen(object: ConfigMap) -> Option<Seen> {
 }
 
 impl Memories {
+    #[must_use]
+    pub fn new(cache: Arc<Cache<Seen>>) -> Self {
+        Self { cache, state: Mutex::default(), writing: AsyncMutex::default() }
+    }
+
+    /// Whether what was remembered before this process is taken over.
+    #[must_use]
+    pub fn are_known(&self) -> bool {
+        *self.cache.synced().borrow() && (self.cache.is_empty() || locked(&self.state).version > 0)
+    }
+
     /// What is remembered of a workload; nothing is a memory, too.
     #[must_use]
     pub fn get(&self, uid: &str) -> Memory {
@@ -73,21 +85,24 @@ impl Memories {
 
     pub fn follow(&self, context: &Context, feed: Feed) {
         let api: Api<DeserializeGuard<ConfigMap>> = Api::namespaced(context.clients.watch.clone(), &context.namespace);
-        let cache: Arc<Cache<Seen>> = Cache::new("spread memory");
-        let changes = cache.subscribe();
-        context.follow(&cache, cache::fill(Arc::clone(&cache), api, feed, seen));
+        let changes = self.cache.subscribe();
+        context.follow(&self.cache, cache::fill(Arc::clone(&self.cache), api, feed, seen));
         let shared = Arc::clone(&context.spread);
         context.tasks.spawn(context.stopping.clone().run_until_cancelled_owned(async move {
             loop {
                 let key = changes.next().await;
-                // Deleted by hand: what this process knows stays until it writes again.
-                let Some(seen) = cache.get(&key) else { continue };
-                let mut state = locked(&shared.memories.state);
-                if seen.version >= state.version {
-                    *state = State { version: seen.version, by_uid: seen.by_uid.clone() };
-                }
+                shared.memories.take_over(&key);
             }
         }));
+    }
+
+    fn take_over(&self, key: &Key) {
+        // Deleted by hand: what this process knows stays until it writes again.
+        let Some(seen) = self.cache.get(key) else { return };
+        let mut state = locked(&self.state);
+        if seen.version >= state.version {
+            *state = State { version: seen.version, by_uid: seen.by_uid.clone() };
+        }
     }
 
     /// Writes what is to be remembered of one workload; an empty memory is removed.
@@ -113,5 +128,26 @@ impl Memories {
             }
         }
         Ok(outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_known_before_the_record_was_read_and_taken_over() {
+        let unread = Memories::new(Cache::new("unread"));
+        assert!(!unread.are_known());
+        let none = Memories::new(Cache::of("none there", []));
+        assert!(none.are_known());
+        let key = Key { namespace: "groundcrew-system".into(), name: SPREAD_MEMORY.into() };
+        let futile = Memory { futile: 1, ..Memory::default() };
+        let record = Seen { version: 7, by_uid: HashMap::from([("u".to_owned(), futile.clone())]) };
+        let read = Memories::new(Cache::of("one", [(key.clone(), record)]));
+        assert!(!read.are_known());
+        read.take_over(&key);
+        assert!(read.are_known());
+        assert_eq!(read.get("u"), futile);
     }
 }

@@ -10,7 +10,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::run::Context;
 use crate::runtime::cache::Key;
 
 /// How a review ended.
@@ -89,8 +88,16 @@ impl Default for Metrics {
     }
 }
 
+/// Results that alerts look at: a series that is born with its first event shows no increase.
+const ALERTED: [&str; 2] = ["no_progress", "invalid"];
+
 impl Metrics {
     pub fn register(&self, registry: &mut Registry) {
+        for kind in [Kind::Deployment, Kind::StatefulSet] {
+            for result in ALERTED {
+                drop(self.reconciliations.get_or_create(&OfResult { workload_type: spelled(kind), result }));
+            }
+        }
         registry.register("spotalis_workload_replicas", "Pods of a workload by class", self.replicas.clone());
         registry.register("spotalis_reconciliations", "Decisions by their result", self.reconciliations.clone());
         registry.register("spotalis_reconciliation_duration_seconds", "Time per decision", self.seconds.clone());
@@ -102,16 +109,12 @@ impl Metrics {
         registry.register("spotalis_leader_election_status", "1 while this replica leads", self.leader.clone());
     }
 
-    pub fn follow_leadership(&self, context: &Context) {
-        let (gauge, mut leads) = (self.leader.clone(), context.leadership.watch());
-        context.tasks.spawn(context.stopping.clone().run_until_cancelled_owned(async move {
-            loop {
-                gauge.set(i64::from(*leads.borrow_and_update()));
-                if leads.changed().await.is_err() {
-                    return;
-                }
-            }
-        }));
+    /// A replica that does not lead knows nothing of workloads that another may have changed meanwhile.
+    pub fn leads(&self, leading: bool) {
+        self.leader.set(i64::from(leading));
+        if !leading {
+            self.replicas.clear();
+        }
     }
 
     pub fn reviewed(&self, outcome: Reviewed, took: Duration) {
@@ -159,5 +162,44 @@ const fn spelled(kind: Kind) -> &'static str {
     match kind {
         Kind::Deployment => "deployment",
         Kind::StatefulSet => "statefulset",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use groundcrew_core::spread::Why;
+
+    use super::*;
+
+    #[test]
+    fn results_that_alerts_look_at_are_there_before_they_happen() {
+        let mut registry = Registry::default();
+        Metrics::default().register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for result in [Why::NoProgress.name(), "invalid"] {
+            for kind in ["deployment", "statefulset"] {
+                let series = format!("{{workload_type=\"{kind}\",result=\"{result}\"}} 0");
+                assert!(text.contains(&series), "{series} is not in {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_loses_the_lead_shows_no_workloads() {
+        let metrics = Metrics::default();
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        let shown = || {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text.lines().filter(|line| line.starts_with("spotalis_workload_replicas{")).count()
+        };
+        metrics.leads(true);
+        let key = Key { namespace: "ns".into(), name: "web".into() };
+        metrics.replicas(Kind::Deployment, &key, Split { spot: 6, on_demand: 4 });
+        assert_eq!(shown(), 2);
+        metrics.leads(false);
+        assert_eq!(shown(), 0);
     }
 }

@@ -88,6 +88,8 @@ pub struct PodSpec {
     node_selector: Option<Map>,
     containers: Vec<Container>,
     init_containers: Option<Vec<Container>>,
+    resources: Option<Resources>,
+    overhead: Option<Map>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -194,7 +196,7 @@ pub fn workload(
     let template_labels = spec.template.metadata.and_then(|m| m.labels).unwrap_or_default();
     Some(WorkloadFacts {
         uid: meta.uid.unwrap_or_default(),
-        rule: rule::read(&meta.annotations, &None::<Map>),
+        rule: rule::read(&meta.annotations),
         standing,
         needs: Needs::of(&spec.template.spec.unwrap_or_default(), &template_labels, names),
         template_labels,
@@ -202,20 +204,24 @@ pub fn workload(
     })
 }
 
-/// One revision of a Deployment.
+/// One revision of a Deployment; a set of nobody's is kept to know that it is not.
 #[derive(Clone, Debug)]
 pub struct ReplicaSetFacts {
     pub uid: String,
-    pub deployment: String,
-    pub deployment_uid: String,
+    pub deployment: Option<DeploymentRef>,
     pub replicas: u32,
 }
 
+#[derive(Clone, Debug)]
+pub struct DeploymentRef {
+    pub name: String,
+    pub uid: String,
+}
+
 pub fn replica_set(object: ReplicaSet) -> Option<ReplicaSetFacts> {
-    let owner = controller(&object.metadata).filter(|o| o.kind == "Deployment")?;
+    let owner = controller(&object.metadata).filter(|o| o.kind == "Deployment");
     Some(ReplicaSetFacts {
-        deployment: owner.name.clone(),
-        deployment_uid: owner.uid.clone(),
+        deployment: owner.map(|o| DeploymentRef { name: o.name.clone(), uid: o.uid.clone() }),
         replicas: object.spec.and_then(|s| s.replicas).unwrap_or(1),
         uid: object.metadata.uid.unwrap_or_default(),
     })
@@ -272,7 +278,7 @@ pub fn pod(object: Pod, names: &NodeLabels) -> Option<PodFacts> {
     let rank = meta.annotations.value(keys::SPREAD_RANK).and_then(|text| text.parse().ok());
     let cost = meta.annotations.value(keys::DELETION_COST);
     let ours = rank.map(|rank| place::deletion_cost(rank).to_string());
-    let requests = |c: &Container| c.resources.as_ref().and_then(|r| r.requests.clone());
+    let requests = |r: &Option<Resources>| r.as_ref().and_then(|r| r.requests.clone()).unwrap_or_default();
     let init = spec.init_containers.iter().flatten();
     Some(PodFacts {
         uid: meta.uid.clone().unwrap_or_default(),
@@ -285,9 +291,11 @@ pub fn pod(object: Pod, names: &NodeLabels) -> Option<PodFacts> {
         rank,
         own_cost: cost.is_some() && cost != ours.as_deref(),
         ordinal: owner.as_ref().filter(|o| o.stateful).and_then(|o| ordinal(&o.name, meta.name.as_deref()?)),
-        amount: Amount::of_containers(
-            spec.containers.iter().map(requests),
-            init.map(|c| (c.restart_policy.as_deref() == Some("Always"), requests(c))),
+        amount: Amount::of_pod(
+            spec.containers.iter().map(|c| requests(&c.resources)),
+            init.map(|c| (c.restart_policy.as_deref() == Some("Always"), requests(&c.resources))),
+            &requests(&spec.resources),
+            &spec.overhead.unwrap_or_default(),
         ),
         owner,
         node,
@@ -311,7 +319,7 @@ pub fn node(object: Node) -> node::Node {
         unschedulable: spec.unschedulable,
         ready: status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True"),
         ending: meta.deletion_timestamp.is_some(),
-        allocatable: Amount::of(&status.allocatable),
+        allocatable: Amount::of(&status.allocatable.unwrap_or_default()),
     }
 }
 
@@ -354,7 +362,9 @@ pub struct NamespaceFacts {
     pub window: Result<Option<groundcrew_core::cron::Window>, rule::Invalid>,
 }
 
-pub fn namespace(object: &Namespace, selector: &Selector) -> Option<NamespaceFacts> {
+/// In an exempt namespace nobody places pods, so nobody may move them either.
+pub fn namespace(object: &Namespace, selector: &Selector, exempt: &[String]) -> Option<NamespaceFacts> {
     let meta = &object.metadata;
-    selector.matches(&meta.labels).then(|| NamespaceFacts { window: rule::window(&meta.annotations) })
+    let ours = selector.matches(&meta.labels) && !exempt.iter().any(|name| Some(name) == meta.name.as_ref());
+    ours.then(|| NamespaceFacts { window: rule::window(&meta.annotations) })
 }

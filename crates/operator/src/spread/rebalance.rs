@@ -7,7 +7,7 @@ use std::time::Duration;
 use groundcrew_core::feature::Feature;
 use groundcrew_core::keys;
 use groundcrew_core::spread::rebalance::{PodRef, Seen, decide};
-use groundcrew_core::spread::{Kind, Memory, Rule, Verdict, Why, place};
+use groundcrew_core::spread::{Class, Kind, Memory, Rule, Verdict, Why, place};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::json;
@@ -19,7 +19,7 @@ use super::gather::Snapshot;
 use super::objects::WorkloadFacts;
 use super::tell::Tell;
 use super::turns::Turns;
-use super::{Shared, enforces, fresh, locked, untagged};
+use super::{Shared, fresh, locked, untagged};
 use crate::run::Context;
 use crate::runtime::apply::{self, Outcome, Write, WriteError};
 use crate::runtime::cache::Key;
@@ -69,7 +69,7 @@ impl Rebalancer {
             turns: Turns::new(config.max_moves, config.moves_per_second),
             context: context.clone(),
             shared: Arc::clone(&context.spread),
-            tell: Tell::new(context.events.clone(), enforces(config)),
+            tell: Tell::new(context.events.clone(), context.spread.enforces),
             refusals: Mutex::default(),
         }
     }
@@ -77,6 +77,10 @@ impl Rebalancer {
     pub async fn reconcile(&self, tag: &Key) -> Result<Next, Error> {
         let started = Instant::now();
         let Some((kind, key)) = untagged(tag) else { return Ok(Next::Change) };
+        // Cooldowns and droughts of an earlier leader must not be overlooked, let alone overwritten.
+        if !self.shared.memories.are_known() {
+            return Ok(Next::After(TURN));
+        }
         let Some(facts) = self.shared.workload(kind, &key) else {
             self.shared.metrics.forget(kind, &key);
             self.forget(tag).await?;
@@ -86,10 +90,12 @@ impl Rebalancer {
             Ok(Some(rule)) => rule,
             Ok(None) => {
                 self.turns.leave(tag);
+                self.shared.metrics.forget(kind, &key);
                 return Ok(Next::Change);
             }
             Err(invalid) => {
                 self.turns.leave(tag);
+                self.shared.metrics.forget(kind, &key);
                 self.tell.warn(tag, reference(kind, &key, &facts), "ConfigurationError", &invalid.to_string());
                 self.shared.metrics.reconciled(kind, "invalid", started.elapsed());
                 return Ok(Next::Change);
@@ -113,14 +119,14 @@ impl Rebalancer {
         let snapshot = self.shared.snapshot(subject.kind, &subject.key, &subject.facts);
         self.shared.metrics.replicas(subject.kind, &subject.key, snapshot.split());
         // Who only observes need not wait for a turn.
-        let verdict = self.decide(subject, &subject.facts, &snapshot, !enforces(&self.shared.config));
+        let verdict = self.decide(subject, &subject.facts, &snapshot, !self.shared.enforces);
         debug!(?verdict, "decided");
-        if !enforces(&self.shared.config) {
+        if !self.shared.enforces {
             self.tell.observed(subject.tag, &verdict);
             return Ok((name(&verdict), self.next(subject, &verdict)));
         }
         match &verdict {
-            Verdict::Rest { why: Why::Turn, .. } => self.try_move(subject).await,
+            Verdict::Rest { why: Why::Turn, .. } | Verdict::Move { .. } => self.try_move(subject).await,
             Verdict::Rest { why, .. } => {
                 self.rest(subject, why, &snapshot);
                 Ok((why.name(), self.next(subject, &verdict)))
@@ -132,11 +138,10 @@ impl Rebalancer {
                 Ok((why.name(), Next::After(Duration::from_millis(100))))
             }
             Verdict::Rank { pods } => {
-                self.rank(subject, pods).await?;
-                Ok(("ranked", Next::Change))
+                let next = self.rank(subject, pods).await?;
+                Ok((name(&verdict), next))
             }
             Verdict::Replace { .. } => self.replace(subject).await,
-            Verdict::Move { .. } => Ok(("moved", Next::After(TURN))),
         }
     }
 
@@ -144,7 +149,8 @@ impl Rebalancer {
     async fn try_move(&self, subject: &Subject<'_>) -> Result<(&'static str, Next), Error> {
         let uid = &subject.facts.uid;
         let now = (self.context.clock)();
-        let turn = self.turns.claim(subject.tag, uid, || self.shared.memories.in_flight(now), now);
+        let under_way = || self.shared.memories.in_flight(now);
+        let turn = self.turns.claim(subject.tag, uid, under_way, Instant::now());
         let Some(_turn) = turn else { return Ok((Why::Turn.name(), Next::After(TURN))) };
         let Some(fresh) = self.shared.read(&self.context, subject.kind, &subject.key, uid).await? else {
             return Ok(("gone", Next::Change));
@@ -154,13 +160,16 @@ impl Rebalancer {
             return Ok(("changed", Next::After(TURN)));
         }
         let verdict = self.decide(subject, &fresh.facts, &fresh.snapshot, true);
+        let result = name(&verdict);
         let Verdict::Move { pod, from, to, memory } = verdict else {
             if let Verdict::Rest { why, .. } = &verdict {
                 self.rest(subject, why, &fresh.snapshot);
             }
-            return Ok((name(&verdict), self.next(subject, &verdict)));
+            return Ok((result, self.next(subject, &verdict)));
         };
-        if !self.shared.nodes_agree(&self.context, &fresh, &pod, to).await? {
+        let room = self.shared.hold_room(&fresh.facts, &fresh.snapshot, to, (self.context.clock)());
+        let Some(room) = room else { return Ok(("changed", Next::After(TURN))) };
+        if !self.shared.nodes_agree(&self.context, &fresh, &pod, &room.node).await? {
             return Ok(("changed", Next::After(TURN)));
         }
         // Asked before it is told: a refusal in earnest would have taken its share of the budget.
@@ -172,6 +181,7 @@ impl Rebalancer {
         if !matches!(self.remember(subject, &memory).await?, Outcome::Done(_)) {
             return Ok(("not_remembered", Next::After(TURN)));
         }
+        room.keep();
         // If this fails, whether it happened is unknown: it stays remembered, and is judged by whether the pod is there.
         match self.evict(subject, &fresh, &pod, false).await? {
             Outcome::Done(_) => {
@@ -179,7 +189,7 @@ impl Rebalancer {
                 self.tell.moved(subject.tag, self.reference(subject), note);
                 info!(workload = %subject.key, pod = pod.name, %from, %to, "pod evicted");
                 locked(&self.refusals).remove(subject.tag);
-                Ok(("moved", Next::After(self.shared.config.limits.cooldown)))
+                Ok((result, Next::After(self.shared.config.limits.cooldown)))
             }
             refusal => {
                 self.remember(subject, &before).await?;
@@ -204,15 +214,21 @@ impl Rebalancer {
 
     /// Pending pods hold nobody up: they go one after the other without a turn.
     async fn replace(&self, subject: &Subject<'_>) -> Result<(&'static str, Next), Error> {
+        if !self.turns.may_write() {
+            return Ok((Why::Turn.name(), Next::After(TURN)));
+        }
         let fresh = self.shared.read(&self.context, subject.kind, &subject.key, &subject.facts.uid).await?;
         let Some(fresh) = fresh else { return Ok(("gone", Next::Change)) };
         let verdict = self.decide(subject, &fresh.facts, &fresh.snapshot, false);
-        let Verdict::Replace { pod } = verdict else { return Ok((name(&verdict), Next::After(TURN))) };
+        let result = name(&verdict);
+        let Verdict::Replace { pod, to } = verdict else { return Ok((result, Next::After(TURN))) };
         match self.evict(subject, &fresh, &pod, false).await? {
             Outcome::Done(_) => {
-                self.shared.metrics.fell_back(&subject.key.namespace);
-                info!(workload = %subject.key, pod = pod.name, "pod that found no spot capacity evicted");
-                Ok(("fallback", Next::After(TURN / 4)))
+                if to == Class::OnDemand {
+                    self.shared.metrics.fell_back(&subject.key.namespace);
+                }
+                info!(workload = %subject.key, pod = pod.name, %to, "pod that found no node evicted");
+                Ok((result, Next::After(TURN / 4)))
             }
             Outcome::Conflict => Err(Error::Conflict),
             _ => Ok(("gone", Next::After(TURN))),
@@ -230,8 +246,11 @@ impl Rebalancer {
         Ok(self.shared.memories.write(&self.context, &subject.facts.uid, memory).await?)
     }
 
-    async fn rank(&self, subject: &Subject<'_>, pods: &[(PodRef, u32)]) -> Result<(), Error> {
+    async fn rank(&self, subject: &Subject<'_>, pods: &[(PodRef, u32)]) -> Result<Next, Error> {
         for (pod, rank) in pods {
+            if !self.turns.may_write() {
+                return Ok(Next::After(TURN));
+            }
             let annotations = json!({
                 keys::SPREAD_RANK: rank.to_string(),
                 keys::DELETION_COST: place::deletion_cost(*rank).to_string(),
@@ -242,7 +261,7 @@ impl Rebalancer {
             // A pod that changed comes back with its change.
             self.context.writer.write(Feature::Spread, &target, &write).await?;
         }
-        Ok(())
+        Ok(Next::Change)
     }
 
     fn rest(&self, subject: &Subject<'_>, why: &Why, snapshot: &Snapshot) {
@@ -260,7 +279,12 @@ impl Rebalancer {
                 }
                 self.tell.warn(subject.tag, reference(), "RebalanceBlocked", &why.to_string());
             }
-            _ => self.turns.step_aside(subject.tag),
+            _ => {
+                self.turns.step_aside(subject.tag);
+                if let Some(missing) = self.shared.missing_label(snapshot, (self.context.clock)()) {
+                    self.tell.warn(subject.tag, reference(), "ConfigurationError", &missing);
+                }
+            }
         }
     }
 
@@ -293,7 +317,7 @@ impl Rebalancer {
     fn backoff(&self, tag: &Key) -> Duration {
         let mut refusals = locked(&self.refusals);
         let count = refusals.entry(tag.clone()).or_default();
-        let wait = BLOCKED.saturating_mul(2_u32.saturating_pow((*count).min(10))).min(BLOCKED_LONGEST);
+        let wait = after_refusals(*count);
         *count = count.saturating_add(1);
         wait
     }
@@ -308,7 +332,7 @@ impl Rebalancer {
         self.tell.forget(tag);
         locked(&self.refusals).remove(tag);
         let mut known = self.shared.memories.known();
-        if known.is_empty() || !enforces(&self.shared.config) {
+        if known.is_empty() || !self.shared.enforces {
             return Ok(());
         }
         for cache in [&self.shared.deployments, &self.shared.stateful_sets] {
@@ -324,6 +348,10 @@ impl Rebalancer {
     }
 }
 
+fn after_refusals(count: u32) -> Duration {
+    BLOCKED.saturating_mul(2_u32.saturating_pow(count)).min(BLOCKED_LONGEST)
+}
+
 fn wait(until: Timestamp, now: Timestamp) -> Duration {
     // A little later rather than a little early: early would only look again.
     Duration::try_from(until.duration_since(now)).unwrap_or_default() + Duration::from_millis(10)
@@ -332,9 +360,9 @@ fn wait(until: Timestamp, now: Timestamp) -> Duration {
 fn name(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Rest { why, .. } | Verdict::Remember { why, .. } => why.name(),
-        Verdict::Move { .. } => "move",
-        Verdict::Replace { .. } => "fallback",
-        Verdict::Rank { .. } => "rank",
+        Verdict::Move { .. } => "moved",
+        Verdict::Replace { .. } => "replaced",
+        Verdict::Rank { .. } => "ranked",
     }
 }
 
@@ -346,5 +374,17 @@ fn reference(kind: Kind, key: &Key, facts: &WorkloadFacts) -> ObjectReference {
         name: Some(key.name.clone()),
         uid: Some(facts.uid.clone()),
         ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_doubles_the_wait_up_to_five_minutes() {
+        let waits: Vec<u64> = (0..7).map(|count| after_refusals(count).as_secs()).collect();
+        assert_eq!(waits, [10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(after_refusals(u32::MAX), BLOCKED_LONGEST);
     }
 }

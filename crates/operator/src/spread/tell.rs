@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use groundcrew_core::spread::{Class, Split, Verdict};
+use groundcrew_core::spread::{Split, Verdict};
 use k8s_openapi::api::core::v1::ObjectReference;
 use tracing::info;
 
@@ -26,8 +26,13 @@ impl Tell {
     }
 
     pub fn warn(&self, tag: &Key, regarding: ObjectReference, reason: &'static str, note: &str) {
-        if self.is_news(tag, note) && self.enforces {
+        if !self.is_news(tag, note) {
+            return;
+        }
+        if self.enforces {
             self.events.warning(regarding, reason, note.to_owned());
+        } else {
+            info!(workload = %tag, reason, verdict = note, "observed");
         }
     }
 
@@ -48,7 +53,7 @@ impl Tell {
         let text = match verdict {
             Verdict::Rest { why, .. } | Verdict::Remember { why, .. } => why.to_string(),
             Verdict::Move { pod, from, to, .. } => format!("would evict {} from {from} for {to}", pod.name),
-            Verdict::Replace { pod } => format!("would replace {} on {}", pod.name, Class::OnDemand),
+            Verdict::Replace { pod, to } => format!("would replace {} on {to}", pod.name),
             Verdict::Rank { pods } => format!("would rank {} pods anew", pods.len()),
         };
         if self.is_news(tag, &text) {

@@ -2,30 +2,39 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Mutex;
+use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
 use super::locked;
 use crate::runtime::cache::Key;
 
 /// Before anybody goes, all that are wrong have had the time to say so: moves keep those busy who would listen.
-const HEARING: SignedDuration = SignedDuration::from_secs(1);
+const HEARING: Duration = Duration::from_secs(1);
+/// Ranks of pods that came without us, and evictions of pods that only wait: 10,000 of them take three minutes.
+const WRITES_PER_SECOND: u32 = 50;
 
 #[derive(Debug)]
 struct State {
-    since: HashMap<Key, Timestamp>,
-    waiting: BTreeSet<(Timestamp, Key)>,
+    since: HashMap<Key, Instant>,
+    waiting: BTreeSet<(Instant, Key)>,
     /// Workloads that have their turn and may not have written their move down yet.
     held: HashSet<String>,
-    tokens: f64,
+    moves: Tokens,
+    writes: Tokens,
+}
+
+/// A bucket that holds what comes in within a second, and one at the least.
+#[derive(Debug)]
+struct Tokens {
+    per_second: f64,
+    left: f64,
     filled: Instant,
 }
 
 #[derive(Debug)]
 pub struct Turns {
     cap: usize,
-    per_second: f64,
     state: Mutex<State>,
 }
 
@@ -50,10 +59,15 @@ impl Turns {
             since: HashMap::new(),
             waiting: BTreeSet::new(),
             held: HashSet::new(),
-            tokens: 1.0,
-            filled: Instant::now(),
+            moves: Tokens::new(per_second),
+            writes: Tokens::new(WRITES_PER_SECOND),
         };
-        Self { cap, per_second: f64::from(per_second), state: Mutex::new(state) }
+        Self { cap, state: Mutex::new(state) }
+    }
+
+    /// Whether it is time for one of the writes that disturb nobody and need no turn.
+    pub fn may_write(&self) -> bool {
+        locked(&self.state).writes.take()
     }
 
     /// Asks for a turn; `under_way` tells the workloads with a move that is written down.
@@ -62,7 +76,7 @@ impl Turns {
         key: &Key,
         uid: &str,
         under_way: impl FnOnce() -> HashSet<String>,
-        now: Timestamp,
+        now: Instant,
     ) -> Option<Turn<'_>> {
         let mut state = locked(&self.state);
         let since = *state.since.entry(key.clone()).or_insert(now);
@@ -73,7 +87,7 @@ impl Turns {
         busy.remove(uid);
         let free = self.cap.saturating_sub(busy.len());
         let first = state.waiting.iter().take(free).any(|(_, other)| other == key);
-        if now.duration_since(since) < HEARING || !first || !state.take_token(self.per_second) {
+        if now.saturating_duration_since(since) < HEARING || !first || !state.moves.take() {
             return None;
         }
         // Others that have waited less need not wait for this one any more.
@@ -99,23 +113,27 @@ impl Turns {
     }
 }
 
-impl State {
-    fn take_token(&mut self, per_second: f64) -> bool {
+impl Tokens {
+    fn new(per_second: u32) -> Self {
+        Self { per_second: f64::from(per_second), left: 1.0, filled: Instant::now() }
+    }
+
+    fn take(&mut self) -> bool {
         let now = Instant::now();
-        let grown = self.tokens + (now - self.filled).as_secs_f64() * per_second;
-        self.tokens = grown.min(per_second.max(1.0));
+        let grown = self.left + (now - self.filled).as_secs_f64() * self.per_second;
+        self.left = grown.min(self.per_second.max(1.0));
         self.filled = now;
-        if self.tokens < 1.0 {
+        if self.left < 1.0 {
             return false;
         }
-        self.tokens -= 1.0;
+        self.left -= 1.0;
         true
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::sync::LazyLock;
 
     use super::*;
 
@@ -123,8 +141,9 @@ mod tests {
         Key { namespace: "ns".into(), name: name.into() }
     }
 
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
+    fn at(second: u64) -> Instant {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        *START + Duration::from_secs(second)
     }
 
     fn others(count: usize) -> impl FnOnce() -> HashSet<String> {
@@ -132,7 +151,7 @@ mod tests {
     }
 
     /// Whether it got a turn, which it then gives back.
-    fn claims(turns: &Turns, name: &str, under_way: usize, now: Timestamp) -> bool {
+    fn claims(turns: &Turns, name: &str, under_way: usize, now: Instant) -> bool {
         turns.claim(&key(name), name, others(under_way), now).is_some()
     }
 
@@ -186,12 +205,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn moves_start_at_the_given_pace() {
         let turns = Turns::new(1000, 5);
-        let claimed = |now: i64| (0..100).filter(|i| claims(&turns, &i.to_string(), 0, at(now))).count();
+        let claimed = |now: u64| (0..100).filter(|i| claims(&turns, &i.to_string(), 0, at(now))).count();
         assert_eq!(claimed(0), 0);
         assert_eq!(claimed(1), 1);
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(claimed(2), 5);
         tokio::time::advance(Duration::from_secs(60)).await;
         assert_eq!(claimed(3), 5, "idle time is not saved up");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn writes_that_need_no_turn_have_a_pace_of_their_own() {
+        let turns = Turns::new(1, 1);
+        let written = || (0..100).filter(|_| turns.may_write()).count();
+        assert_eq!(written(), 1);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(written(), 50);
     }
 }

@@ -40,7 +40,7 @@ impl Validator for RuleReader {
         if !rule::enabled(&metadata.annotations, &metadata.labels) {
             return Ok(());
         }
-        let read = rule::read(&metadata.annotations, &None::<groundcrew_core::selector::Labels>);
+        let read = rule::read(&metadata.annotations);
         read.map(drop).map_err(|invalid| Refusal::Doubtful(format!("not split between spot and on-demand: {invalid}")))
     }
 }

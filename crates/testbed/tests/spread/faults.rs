@@ -59,6 +59,25 @@ async fn without_spot_nodes_pods_go_to_on_demand_and_return_when_there_are_some(
     scene.settles("web", (2, 2)).await.context("return")?;
     let (most, moves) = (4 + scene.missed("web").await?, scene.committed_evictions().await?);
     assert!((4..=most).contains(&moves), "two that waited in vain, two that return, not {moves}");
+    what_runs_on_spot_stays_there(&scene).await
+}
+
+/// Three of four keep running on cordoned nodes while the fourth falls back: none of them has to pay for it.
+async fn what_runs_on_spot_stays_there(scene: &Scene) -> anyhow::Result<()> {
+    scene.create(&workload::<Deployment>("Deployment", "kept", 4, &[("spot-percentage", "100")])).await?;
+    scene.settles("kept", (4, 0)).await?;
+    let pods: Api<Pod> = scene.namespace.api();
+    let mut before = pods.list(&ListParams::default().labels("app=kept")).await?.items;
+    scene.cordon(true).await?;
+    let lost = before.pop().context("no pod")?;
+    pods.delete(&lost.name_any(), &kube::api::DeleteParams::default()).await?;
+    scene.settles("kept", (3, 1)).await.context("one falls back")?;
+    scene.cordon(false).await?;
+    scene.settles("kept", (4, 0)).await.context("it returns")?;
+    for pod in before {
+        let now = pods.get(&pod.name_any()).await.context("a pod that ran on spot was moved")?;
+        assert_eq!(now.uid(), pod.uid());
+    }
     Ok(())
 }
 
@@ -83,7 +102,7 @@ async fn webhook_is_away(cluster: &Cluster) -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn while_the_webhook_is_away_at_most_two_evictions_are_futile() -> anyhow::Result<()> {
     use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-    let scene = scene(QUICK).await?;
+    let mut scene = scene(QUICK).await?;
     let pinned = |mut d: Deployment| {
         // Without admission replacements land on on-demand again.
         let spec = d.spec.as_mut().and_then(|s| s.template.spec.as_mut()).expect("a template");
@@ -97,6 +116,10 @@ async fn while_the_webhook_is_away_at_most_two_evictions_are_futile() -> anyhow:
     webhook_is_away(&scene.cluster).await?;
     scene.patch("web", json!({"metadata": {"annotations": {"spotalis.io/spot-percentage": "100"}}})).await?;
     scene.wait_event("web", "RebalanceBlocked").await?;
+    // A new leader knows that it was tried.
+    scene.groundcrew.terminate().await?;
+    scene.groundcrew = Groundcrew::builder(&scene.cluster).name("next").config_yaml(QUICK).start().await?;
+    scene.groundcrew.wait_metric("groundcrew_leader 1", SOON).await?;
     tokio::time::sleep(QUIET).await;
     assert_eq!(scene.committed_evictions().await?, 2);
     Ok(())
@@ -107,15 +130,20 @@ async fn observing_writes_nothing() -> anyhow::Result<()> {
     let scene = scene("spread: {mode: observe, cooldown: 1s}\n").await?;
     scene.create(&workload::<Deployment>("Deployment", "web", 4, &[("spot-percentage", "100")])).await?;
     let pods: Api<Pod> = scene.namespace.api();
-    let ready = |pods: &[&Pod]| pods.len() == 4 && pods.iter().all(|p| is_ready(p));
-    scene.cluster.wait_for_list(&pods, watcher::Config::default(), "four ready pods", SOON, ready).await?;
+    scene.create(&workload::<Deployment>("Deployment", "wrong", 1, &[("spot-percentage", "150")])).await?;
+    let ready = |pods: &[&Pod]| pods.len() == 5 && pods.iter().all(|p| is_ready(p));
+    scene.cluster.wait_for_list(&pods, watcher::Config::default(), "five ready pods", SOON, ready).await?;
     tokio::time::sleep(QUIET).await;
     let events = scene.cluster.audit_events().await?;
     let ours: Vec<_> = events
         .iter()
         .filter(|e| e.user_agent.starts_with("groundcrew/") && e.is_committed_write())
-        .filter(|e| e.is_about("pods", "") || e.is_about("pods", "eviction") || e.is_about("events", ""))
-        .filter(|e| e.object_ref.as_ref().is_some_and(|o| o.namespace == scene.namespace.name()))
+        .filter(|e| {
+            let there = e.object_ref.as_ref().is_some_and(|o| o.namespace == scene.namespace.name());
+            let about_them = e.is_about("pods", "") || e.is_about("pods", "eviction") || e.is_about("events", "");
+            let remembers = e.object_ref.as_ref().is_some_and(|o| o.name == "groundcrew-spread");
+            (there && about_them) || remembers
+        })
         .map(|e| &e.request_uri)
         .collect();
     assert!(ours.is_empty(), "{ours:?}");
@@ -123,6 +151,8 @@ async fn observing_writes_nothing() -> anyhow::Result<()> {
         assert_eq!(pod.spec.and_then(|s| s.node_selector), None);
     }
     // It says what it would have done.
-    assert!(scene.groundcrew.log()?.contains("would evict web-"));
+    let log = scene.groundcrew.log()?;
+    assert!(log.contains("would evict web-"));
+    assert!(log.lines().any(|line| line.contains("ConfigurationError") && line.contains("150")), "{log}");
     Ok(())
 }

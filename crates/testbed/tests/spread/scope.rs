@@ -1,6 +1,6 @@
 //! Which workloads are split, and how they say so.
 
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 
 use super::*;
 
@@ -43,9 +43,10 @@ async fn warned_of(scene: &Scene, object: &Deployment) -> anyhow::Result<String>
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_selected_namespaces_and_readable_rules_are_managed() -> anyhow::Result<()> {
-    let config =
-        "controller:\n  namespaceSelector:\n    matchExpressions: [{key: tier, operator: In, values: [a, b]}]\n";
+    let config = "controller:\n  namespaceSelector:\n    matchExpressions: [{key: tier, operator: In, values: [a, b]}]\n\
+                  webhook: {exemptNamespaces: [kube-system, exempt]}\n";
     let scene = scene(config).await?;
+    let exempt = wrong_in_an_exempt_namespace(&scene.cluster).await?;
     let percentage = [("spot-percentage", "100")];
     let unplaced = |pods: &[&Pod]| {
         pods.len() == 2
@@ -72,5 +73,28 @@ async fn only_selected_namespaces_and_readable_rules_are_managed() -> anyhow::Re
         })
     };
     scene.cluster.wait_for_list(&events, watcher::Config::default(), "an event", SOON, told).await?;
+    // Wrong for longer than those that were moved: nobody would place what replaces it.
+    let now = exempt.list(&ListParams::default()).await?;
+    assert!(now.items.iter().all(|pod| pod.metadata.deletion_timestamp.is_none()), "a pod makes way");
+    let evictions = scene.evictions().await?;
+    let there = |e: &&AuditEvent| e.object_ref.as_ref().is_some_and(|o| o.namespace == "exempt");
+    assert_eq!(evictions.iter().filter(there).count(), 0, "evicted for nothing");
     Ok(())
+}
+
+/// A workload that opted in, on the wrong class, where the namespace selector matches and admission does not look.
+async fn wrong_in_an_exempt_namespace(cluster: &Cluster) -> anyhow::Result<Api<Pod>> {
+    let namespace: Namespace =
+        serde_json::from_value(json!({"metadata": {"name": "exempt", "labels": {"tier": "a"}}}))?;
+    Api::all(cluster.client()).create(&PostParams::default(), &namespace).await?;
+    let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client(), "exempt");
+    cluster.wait_for(&accounts, "default", "the service account exists", SOON, |_: &ServiceAccount| true).await?;
+    let mut object: Deployment = workload("Deployment", "web", 2, &[("spot-percentage", "100")]);
+    let template = object.spec.as_mut().and_then(|s| s.template.spec.as_mut()).expect("a template");
+    template.node_selector = Some([("karpenter.sh/capacity-type".to_owned(), "on-demand".to_owned())].into());
+    Api::namespaced(cluster.client(), "exempt").create(&PostParams::default(), &object).await?;
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), "exempt");
+    let ready = |pods: &[&Pod]| split(pods) == Some((0, 2));
+    cluster.wait_for_list(&pods, watcher::Config::default(), "two on on-demand", SOON, ready).await?;
+    Ok(pods)
 }

@@ -1,6 +1,7 @@
 //! When a workload is left alone, though its split is wrong.
 
 use jiff::{SignedDuration, Timestamp, Zoned};
+use k8s_openapi::api::core::v1::Namespace;
 
 use super::*;
 
@@ -93,6 +94,16 @@ async fn with_the_defaults_moves_keep_their_distance_and_their_windows() -> anyh
         let nodes: Api<Node> = Api::all(scene.cluster.client());
         nodes.patch(node, &PatchParams::default(), &Patch::Merge(&fast)).await?;
     }
+    // Whoever has no window of its own keeps to that of the namespace, which is known before anything is wrong.
+    let opens = minute_in(SignedDuration::from_secs(45))?;
+    let window = |schedule: String| {
+        let lasting = "30m";
+        json!({"spotalis.io/disruption-schedule": schedule, "spotalis.io/disruption-duration": lasting})
+    };
+    let around = window(format!("{} {} * * *", opens.minute(), opens.hour()));
+    let around = Patch::Merge(json!({"metadata": {"annotations": around}}));
+    let namespaces: Api<Namespace> = Api::all(scene.cluster.client());
+    namespaces.patch(scene.namespace.name(), &PatchParams::default(), &around).await?;
     // What asks for spot here waits for ever.
     let mut nowhere: Deployment = workload("Deployment", "nowhere", 2, &[("spot-percentage", "50")]);
     let template = nowhere.spec.as_mut().and_then(|s| s.template.spec.as_mut()).expect("a template");
@@ -105,14 +116,9 @@ async fn with_the_defaults_moves_keep_their_distance_and_their_windows() -> anyh
     scene.settles("window", (0, 2)).await?;
     scene.settles("cooled", (0, 2)).await?;
 
-    let opens = minute_in(SignedDuration::from_secs(15))?;
-    let window = json!({
-        "spotalis.io/disruption-schedule": format!("{} {} * * *", opens.minute(), opens.hour()),
-        "spotalis.io/disruption-duration": "30m",
-        "spotalis.io/spot-percentage": "50",
-    });
-    scene.patch("window", json!({"metadata": {"annotations": window}})).await?;
+    scene.patch("cooled", json!({"metadata": {"annotations": window("* * * * *".to_owned())}})).await?;
     scene.patch("cooled", upset_with(json!({}))).await?;
+    scene.patch("window", json!({"metadata": {"annotations": {"spotalis.io/spot-percentage": "50"}}})).await?;
 
     scene.settles_within("cooled", (2, 0), 2 * SOON).await?;
     let moves = scene.moves_of("cooled").await?;

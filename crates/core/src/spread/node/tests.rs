@@ -27,12 +27,22 @@ fn labels_tell_the_class(#[case] pairs: &[(&str, &str)], #[case] class: Class) {
     assert_eq!(class_of(&labels(pairs), &names()), class);
 }
 
+#[test]
+fn a_class_known_by_the_labels_of_a_cloud_alone_cannot_be_asked_for() {
+    let karpenter = labels(&[("karpenter.sh/capacity-type", "spot")]);
+    let (eks, plain) = (labels(&[("eks.amazonaws.com/capacityType", "SPOT")]), labels(&[]));
+    let lacks = |class, nodes: &[&Labels]| lacks_label(class, nodes.iter().copied(), &names());
+    assert!(lacks(Class::Spot, &[&eks, &plain]) && lacks(Class::OnDemand, &[&eks, &plain]));
+    assert!(!lacks(Class::Spot, &[&eks, &karpenter]));
+    assert!(!lacks(Class::OnDemand, &[&karpenter]), "an autoscaler may make the first one");
+}
+
 fn node(class: &str) -> Node {
     Node {
         name: "n".into(),
         labels: labels(&[("karpenter.sh/capacity-type", class)]),
         ready: true,
-        allocatable: Amount { cpu: 4000, memory: 1 << 33, pods: 10 },
+        allocatable: Amount::of(&labels(&[("cpu", "4"), ("memory", "8Gi"), ("pods", "10")])),
         ..Node::default()
     }
 }
@@ -52,45 +62,44 @@ fn tainted(node: Node, key: &str) -> Node {
 
 #[test]
 fn only_a_ready_node_of_the_class_with_room_takes_a_pod() {
-    let takes = |node: &Node, used| node.takes(&plain(), Class::Spot, used);
+    let takes = |node: &Node, used| node.takes(&plain(), Class::Spot, &used);
+    let used = |cpu, pods| Amount::of(&labels(&[("cpu", cpu), ("pods", pods)]));
     assert!(takes(&node("spot"), Amount::default()));
     assert!(!takes(&node("on-demand"), Amount::default()));
     assert!(!takes(&Node { ready: false, ..node("spot") }, Amount::default()));
     assert!(!takes(&Node { unschedulable: true, ..node("spot") }, Amount::default()));
-    assert!(takes(&node("spot"), Amount { cpu: 2500, memory: 0, pods: 9 }));
-    assert!(!takes(&node("spot"), Amount { cpu: 2501, memory: 0, pods: 1 }));
-    assert!(!takes(&node("spot"), Amount { cpu: 0, memory: 0, pods: 10 }));
+    assert!(takes(&node("spot"), used("2500m", "9")));
+    assert!(!takes(&node("spot"), used("2501m", "1")));
+    assert!(!takes(&node("spot"), used("0", "10")));
 }
 
 #[test]
 fn taints_need_a_toleration_and_those_of_leaving_nodes_cannot_be_tolerated() {
     let tolerant = needs(json!({"containers": [], "tolerations": [{"operator": "Exists"}]}));
-    assert!(!tainted(node("spot"), "team").takes(&plain(), Class::Spot, Amount::default()));
-    assert!(tainted(node("spot"), "team").takes(&tolerant, Class::Spot, Amount::default()));
+    assert!(!tainted(node("spot"), "team").takes(&plain(), Class::Spot, &Amount::default()));
+    assert!(tainted(node("spot"), "team").takes(&tolerant, Class::Spot, &Amount::default()));
     for key in LEAVING {
-        assert!(!tainted(node("spot"), key).takes(&tolerant, Class::Spot, Amount::default()), "{key}");
+        assert!(!tainted(node("spot"), key).takes(&tolerant, Class::Spot, &Amount::default()), "{key}");
     }
 }
 
 #[test]
 fn the_template_may_name_the_other_class_and_still_go_to_this_one() {
     let pinned = needs(json!({"containers": [], "nodeSelector": {"karpenter.sh/capacity-type": "on-demand"}}));
-    assert!(node("spot").takes(&pinned, Class::Spot, Amount::default()));
+    assert!(node("spot").takes(&pinned, Class::Spot, &Amount::default()));
     let elsewhere = needs(json!({"containers": [], "nodeSelector": {"disk": "ssd"}}));
-    assert!(!node("spot").takes(&elsewhere, Class::Spot, Amount::default()));
+    assert!(!node("spot").takes(&elsewhere, Class::Spot, &Amount::default()));
 }
 
 #[test]
-fn a_pod_needs_its_containers_and_sidecars_or_its_largest_init_container() {
-    let cpu = |amount: &str| json!({"requests": {"cpu": amount}});
-    let needs = needs(json!({
-        "containers": [{"name": "a", "resources": cpu("1")}, {"name": "b", "resources": cpu("500m")}],
-        "initContainers": [
-            {"name": "side", "restartPolicy": "Always", "resources": cpu("250m")},
-            {"name": "init", "resources": cpu("1600m")},
-        ],
+fn limits_without_requests_and_overhead_count() {
+    let limited = needs(json!({
+        "containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1", "cpu": "2"}, "requests": {"cpu": "1"}}}],
+        "overhead": {"memory": "64Mi"},
+        "resources": {"requests": {"memory": "1Gi"}},
     }));
-    assert_eq!(needs.amount, Amount { cpu: 1750, memory: 0, pods: 1 });
+    let counted = [("cpu", "1"), ("memory", "1088Mi"), ("nvidia.com/gpu", "1"), ("pods", "1")];
+    assert_eq!(*limited.amount(), Amount::of(&labels(&counted)));
 }
 
 #[rstest]

@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 use rstest::rstest;
 
+use super::super::memory::Drought;
+use super::super::place::{Credit, next};
 use super::super::split::Share;
 use super::*;
 use crate::cron::{Schedule, Window};
@@ -241,10 +243,10 @@ fn pods_that_wait_for_spot_in_vain_are_replaced_and_return_one_first() {
         Verdict::Rest { why: Why::Unstable(Unstable::Unavailable), until: Some(at(60)) }
     );
     let Verdict::Remember { why: Why::Dry, memory } = world.decide(&rule, at(60)) else { panic!() };
-    assert_eq!(memory.drought, Some(Drought { since: at(60), cap: 3, times: 1, trial: false }));
+    assert_eq!(memory.drought, Some(Drought { since: at(60), cap: 0, times: 1, trial: false }));
     world.memory = memory;
     assert_eq!(world.decide(&rule, at(60)), Verdict::Rest { why: Why::Dry, until: Some(at(61)) });
-    assert!(matches!(world.decide(&rule, at(61)), Verdict::Replace { pod } if pod.name == "p003"));
+    assert!(matches!(world.decide(&rule, at(61)), Verdict::Replace { pod, to: Class::OnDemand } if pod.name == "p003"));
 
     world.pods[3] = pod(4, Class::OnDemand);
     world.workload.ready = 4;
@@ -259,6 +261,97 @@ fn pods_that_wait_for_spot_in_vain_are_replaced_and_return_one_first() {
     assert!(memory.is_empty(), "{memory:?}");
 }
 
+fn waiting(pod: Pod, since: Timestamp) -> Pod {
+    Pod { bound: false, ready: false, unschedulable_since: Some(since), ..pod }
+}
+
+impl World {
+    /// One pod anew, as admission places it while spot takes nothing.
+    fn recreate(&mut self, rule: &Rule, at: usize, now: Timestamp) {
+        let lost = self.pods.remove(at);
+        let peers: Vec<Peer> = self.pods.iter().map(|p| Peer { class: p.class, rank: p.rank }).collect();
+        let wanted = Some(self.workload.replicas);
+        let class = next(rule.share, wanted, &peers, self.memory.spot_cap(), &mut Credit::default()).class;
+        let new = Pod { name: lost.name + "+", uid: lost.uid + "+", ..pod(0, class) };
+        self.pods.insert(at, if class == Class::Spot { waiting(new, now) } else { new });
+    }
+}
+
+/// Nodes of spot are lost one after the other: what each loss leaves without a node ends on on-demand.
+#[test]
+fn in_a_drought_spot_that_is_lost_later_falls_back_too() {
+    let rule = rule(100, 0);
+    let mut world = deployment(4, 0);
+    let mut now = NOW;
+    for lost in [0..2, 2..4] {
+        lost.for_each(|at| world.recreate(&rule, at, now));
+        for _ in 0..4 {
+            now = later(now, Duration::from_secs(60));
+            match world.decide(&rule, now) {
+                Verdict::Remember { memory, .. } => world.memory = memory,
+                Verdict::Replace { pod, .. } => {
+                    let at = world.pods.iter().position(|p| p.name == pod.name).unwrap();
+                    world.recreate(&rule, at, now);
+                }
+                _ => {}
+            }
+        }
+        assert!(world.pods.iter().all(|p| p.bound), "{:?}", world.pods);
+    }
+    assert_eq!(live(&world.pods), Split { spot: 0, on_demand: 4 });
+}
+
+#[test]
+fn spot_falls_back_though_no_on_demand_node_is_there_yet() {
+    let rule = rule(100, 0);
+    let mut world = deployment(4, 0);
+    world.takes = false;
+    world.workload.ready = 3;
+    world.pods[3] = waiting(pod(3, Class::Spot), NOW);
+    let Verdict::Remember { why: Why::Dry, memory } = world.decide(&rule, at(60)) else { panic!() };
+    world.memory = memory;
+    assert!(matches!(world.decide(&rule, at(61)), Verdict::Replace { pod, to: Class::OnDemand } if pod.name == "p003"));
+}
+
+#[test]
+fn a_pod_that_waits_for_on_demand_as_well_tries_spot_when_the_workload_may_return() {
+    let rule = rule(100, 0);
+    let mut world = deployment(3, 1);
+    world.workload.ready = 3;
+    world.memory.drought = Some(Drought { since: NOW, cap: 0, times: 1, trial: false });
+    world.pods[3] = waiting(pod(3, Class::OnDemand), NOW);
+    assert!(matches!(world.decide(&rule, at(599)), Verdict::Rest { why: Why::Unstable(_), .. }));
+    world.takes = false;
+    assert!(matches!(world.decide(&rule, at(600)), Verdict::Rest { why: Why::Unstable(_), .. }));
+    world.takes = true;
+    let Verdict::Remember { why: Why::Return, memory } = world.decide(&rule, at(600)) else { panic!() };
+    world.memory = memory;
+    assert!(matches!(world.decide(&rule, at(601)), Verdict::Replace { pod, to: Class::Spot } if pod.name == "p003"));
+    // Its successor waits, too: no other follows, and in the end the drought goes on.
+    world.pods[3] = waiting(pod(4, Class::Spot), at(601));
+    assert!(matches!(world.decide(&rule, at(602)), Verdict::Rest { why: Why::Unstable(_), .. }));
+    let Verdict::Remember { why: Why::Dry, memory } = world.decide(&rule, at(661)) else { panic!() };
+    assert_eq!(memory.drought, Some(Drought { since: at(661), cap: 0, times: 2, trial: false }));
+    // One whose place is on on-demand has nothing to try.
+    world.pods[3] = waiting(pod(5, Class::OnDemand), NOW);
+    let half = Rule { share: Share { percentage: 75, floor: 0 }, window: None };
+    assert!(matches!(world.decide(&half, at(9000)), Verdict::Rest { why: Why::Unstable(_), .. }));
+}
+
+/// Their nodes were cordoned when spot ran dry, and are not any more.
+#[test]
+fn a_drought_takes_nothing_away_that_runs_on_spot() {
+    let rule = rule(100, 0);
+    let mut world = deployment(3, 1);
+    world.memory.drought = Some(Drought { since: NOW, cap: 0, times: 1, trial: false });
+    assert_eq!(world.decide(&rule, at(60)), Verdict::Rest { why: Why::Drought, until: Some(at(600)) });
+    let Verdict::Remember { why: Why::Return, memory } = world.decide(&rule, at(600)) else { panic!() };
+    assert_eq!(memory.spot_cap(), Some(4));
+    // A rule that wants less on spot is another matter.
+    let fewer = Rule { share: Share { percentage: 50, floor: 0 }, window: None };
+    assert!(matches!(world.decide(&fewer, at(60)), Verdict::Move { from: Class::Spot, .. }));
+}
+
 #[test]
 fn a_trial_that_fails_waits_twice_as_long() {
     let rule = rule(100, 0);
@@ -271,6 +364,37 @@ fn a_trial_that_fails_waits_twice_as_long() {
     world.pods[3] = pod(10, Class::OnDemand);
     world.workload.ready = 4;
     assert_eq!(world.decide(&rule, at(700)), Verdict::Rest { why: Why::Drought, until: Some(at(660 + 1200)) });
+}
+
+/// A node of spot would take the pod by all that is known of it, and does not: no use to try that for ever.
+#[test]
+fn two_trials_that_fail_are_the_last_until_something_changes() {
+    let rule = rule(100, 0);
+    let mut world = deployment(3, 1);
+    world.memory.drought = Some(Drought { since: NOW, cap: 0, times: 1, trial: false });
+    let (mut now, mut lost) = (NOW, 0);
+    for look in 0..10_000 {
+        now = later(now, Duration::from_secs(60));
+        match world.decide(&rule, now) {
+            Verdict::Remember { memory, .. } => world.memory = memory,
+            Verdict::Move { memory, .. } => {
+                (world.memory, lost) = (memory, lost + 1);
+                world.pods[3] = Pod { rank: Some(4), ..waiting(pod(100 + look, Class::Spot), now) };
+                world.workload.ready = 3;
+            }
+            Verdict::Replace { .. } => {
+                world.pods[3] = Pod { rank: Some(4), ..pod(200 + look, Class::OnDemand) };
+                world.workload.ready = 4;
+            }
+            Verdict::Rest { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(lost, 2, "pods that were well");
+    assert!(matches!(world.decide(&rule, now), Verdict::Rest { why: Why::NoProgress, .. }));
+    world.workload.generation = 2;
+    world.workload.observed_generation = 2;
+    assert!(matches!(world.decide(&rule, now), Verdict::Remember { why: Why::Return, .. }));
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 fn of(pairs: &[(&str, &str)]) -> Result<Option<Rule>, Invalid> {
-    read(&map(pairs), &map(&[]))
+    read(&map(pairs))
 }
 
 fn share(pairs: &[(&str, &str)]) -> (u8, u32) {
@@ -106,12 +106,16 @@ fn a_wrong_window_is_refused(#[case] schedule: &str, #[case] lasting: &str, #[ca
 #[test]
 fn a_workloads_own_window_is_stronger_than_its_namespaces() {
     let pair = |schedule, lasting| [("disruption-schedule", schedule), ("disruption-duration", lasting)];
-    let namespace = map(&pair("0 2 * * *", "1h"));
-    let inherited = read(&map(&[P]), &namespace).unwrap().unwrap().window.unwrap();
-    assert_eq!(inherited.schedule.text(), "0 2 * * *");
+    let around = window(&map(&pair("0 2 * * *", "1h")));
     let [schedule, lasting] = pair("TZ=Asia/Tokyo 0 5 * * SUN", "2h");
-    let own = read(&map(&[P, schedule, lasting]), &namespace).unwrap().unwrap().window.unwrap();
-    assert_eq!((own.schedule.text(), own.duration.as_secs()), ("TZ=Asia/Tokyo 0 5 * * SUN", 7200));
+    let (plain, own) = (of(&[P]).unwrap().unwrap(), of(&[P, schedule, lasting]).unwrap().unwrap());
+    let inherited = plain.clone().within(&around).unwrap().window.unwrap();
+    assert_eq!(inherited.schedule.text(), "0 2 * * *");
+    let kept = own.clone().within(&around).unwrap().window.unwrap();
+    assert_eq!((kept.schedule.text(), kept.duration.as_secs()), ("TZ=Asia/Tokyo 0 5 * * SUN", 7200));
+    // One that cannot be read concerns only those who depend on it.
+    let half = window(&map(&[("disruption-duration", "1h")]));
+    assert!(plain.within(&half).is_err() && own.within(&half).is_ok());
 }
 
 proptest! {
