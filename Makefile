@@ -120,5 +120,5 @@ generate-certs: ## Make a CA and a webhook certificate by hand, in _certs; the C
 clean: ## Remove what cargo built; the testbed's cache stays
 	$(CARGO) clean
 
-.PHONY: help build test demo ship image reproducible sbom lint fmt testbed chart deploy undeploy deploy-samples \
-	undeploy-samples generate-certs clean
+.PHONY: help build test retest demo ship image reproducible sbom lint fuzz fmt testbed chart deploy undeploy \
+	deploy-samples undeploy-samples generate-certs clean

@@ -1,6 +1,6 @@
 //! Files that are made from the code, and must follow it: `make chart` writes them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context;
 use groundcrew::{cleanup, manifests};
@@ -140,6 +140,19 @@ fn the_chart_is_of_the_release_of_the_code() -> anyhow::Result<()> {
     for sample in samples.split(' ') {
         assert!(repository().join("deploy/samples").join(sample).is_file(), "{sample} of SAMPLES is gone");
     }
+    Ok(())
+}
+
+/// A directory of the same name, like `fuzz`, would count as made.
+#[test]
+fn no_target_of_the_makefile_is_taken_for_a_file() -> anyhow::Result<()> {
+    let makefile = read(&repository().join("Makefile"))?.replace("\\\n", " ");
+    let phony = makefile.lines().find_map(|line| line.strip_prefix(".PHONY: ")).context("no .PHONY")?;
+    let phony: BTreeSet<&str> = phony.split_whitespace().collect();
+    let targets = makefile.lines().filter(|line| line.contains(" ## "));
+    let targets: BTreeSet<&str> = targets.filter_map(|line| line.split(':').next()).collect();
+    assert!(targets.len() > 10, "{targets:?}");
+    assert_eq!(targets, phony);
     Ok(())
 }
 
