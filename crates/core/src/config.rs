@@ -19,12 +19,12 @@ mod tests;
 pub use names::BaseUrl;
 use names::{dns_label, dns_labels, http_url, https_url, label};
 pub use node_startup::{Engine, FailurePolicy, NodeStartupFeature};
+use reader::{Notes, Parsed, Section, bind_address, boolean, duration_from, integer, one_of, path, port};
 pub use reader::{Origin, Override, Problem, Problems};
-use reader::{Parsed, Section, bind_address, boolean, duration_from, integer, one_of, path, port};
 
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The file as it was given, for an installation that hands it on.
+    /// The file with what overrides it written into it, for an installation that hands it on.
     pub given: Value,
     pub crds: Crds,
     pub controller: Controller,
@@ -61,6 +61,14 @@ pub struct LeaderElection {
     pub enabled: bool,
     /// Absent means the operator's own namespace.
     pub namespace: Option<String>,
+}
+
+impl LeaderElection {
+    /// Where the lease of the replicas is.
+    #[must_use]
+    pub fn namespace_or<'n>(&'n self, own: &'n str) -> &'n str {
+        self.namespace.as_deref().unwrap_or(own)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -225,11 +233,10 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Builds the configuration from the parsed file and what overrides it, weakest first.
 pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
-    let mut problems = Problems::default();
-    let given = file.clone();
-    let mut root = Section::root(file, overrides, &mut problems);
-    let config = Config {
-        given,
+    let mut notes = Notes::of(&file);
+    let mut root = Section::root(file, overrides, &mut notes);
+    let mut config = Config {
+        given: Value::Null,
         crds: crds(root.section("crds")),
         controller: controller(root.section("controller")),
         webhook: webhook(root.section("webhook")),
@@ -245,7 +252,8 @@ pub fn load(file: Value, overrides: Vec<Override>) -> Result<Config, Problems> {
         node_startup: node_startup::node_startup(root.section("nodeStartup")),
     };
     drop(root);
-    if problems.0.is_empty() { Ok(config) } else { Err(problems) }
+    config.given = notes.given;
+    if notes.problems.0.is_empty() { Ok(config) } else { Err(notes.problems) }
 }
 
 fn crds(mut s: Section<'_>) -> Crds {

@@ -3,6 +3,9 @@
 
 use std::process::{Command, Output};
 
+use groundcrew_core::config;
+use serde_json::Value;
+
 fn groundcrew(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_groundcrew"))
         .args(arguments)
@@ -94,4 +97,22 @@ fn manifests_need_no_cluster_and_follow_the_configuration() {
     let off = groundcrew(&["manifests"], &off);
     let off = String::from_utf8_lossy(&off.stdout).into_owned();
     assert!(!off.contains("kind: MutatingWebhookConfiguration") && !off.contains("- pods"), "{off}");
+}
+
+#[test]
+fn manifests_hand_on_what_flags_and_environment_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    std::fs::write(&file, "webhook: {port: 9443, service: hook}\nspread: {enabled: false}\n").unwrap();
+    let output = groundcrew(
+        &["manifests", "--config", file.to_str().unwrap(), "--webhook-port", "8443", "--leader-elect=false"],
+        &[("GROUNDCREW_NODE_STARTUP__ENABLED", "true")],
+    );
+    assert!(output.status.success(), "{}", said(&output));
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&String::from_utf8(output.stdout).unwrap()).unwrap();
+    let text = documents.iter().find_map(|object| object.pointer("/data/config.yaml")).and_then(Value::as_str);
+    let handed_on = config::load(serde_saphyr::from_str(text.unwrap()).unwrap(), vec![]).unwrap();
+    assert_eq!((handed_on.webhook.port, handed_on.webhook.service.as_str()), (8443, "hook"));
+    assert!(handed_on.node_startup.enabled && !handed_on.spread.enabled);
+    assert!(!handed_on.controller.leader_election.enabled);
 }

@@ -108,6 +108,32 @@ fn same_key(spelled: &str, key: &str) -> bool {
     plain(spelled) == plain(key)
 }
 
+/// What reading comes to besides the values.
+#[derive(Debug)]
+pub struct Notes {
+    pub problems: Problems,
+    /// The file, with what overrides it in its place.
+    pub given: Value,
+}
+
+impl Notes {
+    pub fn of(file: &Value) -> Self {
+        Self { problems: Problems::default(), given: file.clone() }
+    }
+
+    fn write(&mut self, path: &str, value: &Value) {
+        let mut at = &mut self.given;
+        for key in path.split('.') {
+            if !at.is_object() {
+                *at = Value::Object(Map::new());
+            }
+            let Value::Object(map) = at else { return };
+            at = map.entry(key).or_insert(Value::Null);
+        }
+        *at = value.clone();
+    }
+}
+
 /// One level of the tree, remembering which keys were asked for.
 #[derive(Debug)]
 pub struct Section<'p> {
@@ -116,24 +142,24 @@ pub struct Section<'p> {
     /// Weakest first, so the last match wins.
     overrides: Vec<Override>,
     known: BTreeSet<&'static str>,
-    problems: &'p mut Problems,
+    notes: &'p mut Notes,
 }
 
 /// A parsed value, or what is wrong and what to write instead.
 pub type Parsed<T> = Result<T, (String, String)>;
 
 impl<'p> Section<'p> {
-    pub fn root(file: Value, overrides: Vec<Override>, problems: &'p mut Problems) -> Self {
-        Self::new(String::new(), Some((file, Origin::File)), overrides, problems)
+    pub fn root(file: Value, overrides: Vec<Override>, notes: &'p mut Notes) -> Self {
+        Self::new(String::new(), Some((file, Origin::File)), overrides, notes)
     }
 
-    fn new(path: String, found: Option<(Value, Origin)>, overrides: Vec<Override>, problems: &'p mut Problems) -> Self {
+    fn new(path: String, found: Option<(Value, Origin)>, overrides: Vec<Override>, notes: &'p mut Notes) -> Self {
         let file = match found {
             None | Some((Value::Null, _)) => Map::new(),
             Some((Value::Object(map), _)) => map,
             Some((other, _)) => {
                 let shown = if path.is_empty() { "the file" } else { path.as_str() };
-                problems.0.push(Problem {
+                notes.problems.0.push(Problem {
                     path: shown.to_owned(),
                     message: format!("expected a section with keys, got {other}"),
                     hint: String::new(),
@@ -141,7 +167,7 @@ impl<'p> Section<'p> {
                 Map::new()
             }
         };
-        Self { path, file, overrides, known: BTreeSet::new(), problems }
+        Self { path, file, overrides, known: BTreeSet::new(), notes }
     }
 
     fn path_of(&self, key: &str) -> String {
@@ -161,7 +187,7 @@ impl<'p> Section<'p> {
             o.path.remove(0);
             o
         };
-        Section::new(path, file, Vec::into_iter(below).map(strip).collect(), self.problems)
+        Section::new(path, file, Vec::into_iter(below).map(strip).collect(), self.notes)
     }
 
     /// The strongest layer's value, parsed; absent means `None`.
@@ -180,11 +206,14 @@ impl<'p> Section<'p> {
             _ => true,
         });
         let (value, origin) = found?;
+        if origin != Origin::File {
+            self.notes.write(&self.path_of(key), &value);
+        }
         match parse(&value) {
             Ok(parsed) => Some(parsed),
             Err((message, hint)) => {
                 let path = self.path_of(key);
-                self.problems.0.push(Problem { path, message: format!("{message} (from {origin})"), hint });
+                self.notes.problems.0.push(Problem { path, message: format!("{message} (from {origin})"), hint });
                 None
             }
         }
@@ -196,7 +225,7 @@ impl<'p> Section<'p> {
 
     pub fn reject(&mut self, key: &str, message: impl Into<String>, hint: impl Into<String>) {
         let path = self.path_of(key);
-        self.problems.0.push(Problem { path, message: message.into(), hint: hint.into() });
+        self.notes.problems.0.push(Problem { path, message: message.into(), hint: hint.into() });
     }
 }
 
@@ -211,7 +240,7 @@ impl Drop for Section<'_> {
         let unknown: Vec<_> = from_file.chain(from_overrides).collect();
         for (path, key, origin) in unknown {
             let hint = nearest(&key, &self.known);
-            self.problems.0.push(Problem { path, message: format!("unknown key (from {origin})"), hint });
+            self.notes.problems.0.push(Problem { path, message: format!("unknown key (from {origin})"), hint });
         }
     }
 }

@@ -142,6 +142,25 @@ fn an_empty_text_leaves_a_setting_as_it_was() {
 }
 
 #[test]
+fn what_is_handed_on_says_the_same_without_environment_and_flags() {
+    let file = json!({"webhook": {"port": 1, "service": "kept"}, "spread": null});
+    let overrides = vec![
+        env("GROUNDCREW_WEBHOOK__PORT", "2"),
+        Override::from_flag("webhook.port", "3", "--webhook-port"),
+        env("GROUNDCREW_NODE_STARTUP__ENABLED", "true"),
+        env("GROUNDCREW_CONTROLLER__LEADER_ELECTION__ENABLED", "false"),
+        env("GROUNDCREW_SPREAD__MODE", "observe"),
+        env("GROUNDCREW_LOGGING__LEVEL", ""),
+    ];
+    let merged = load(file, overrides).unwrap();
+    assert_eq!(merged.webhook.port, 3);
+    let mut again = load(merged.given.clone(), vec![]).unwrap();
+    again.given = merged.given.clone();
+    assert_eq!(format!("{again:?}"), format!("{merged:?}"));
+    assert_eq!(load(Value::Null, vec![]).unwrap().given, Value::Null);
+}
+
+#[test]
 fn naming_a_certificate_directory_means_using_it() {
     let config = load(json!({"webhook": {"certDir": "/certs"}}), vec![]).unwrap();
     assert_eq!(config.webhook.certificates.source, CertificateSource::Files);
