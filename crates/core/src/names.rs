@@ -1,4 +1,4 @@
-//! What the API server takes as a key or a value of a label or a taint.
+//! What the API server takes as a name, and as a key or a value of a label or a taint.
 
 /// A name, perhaps with a domain and a slash before it.
 #[must_use]
@@ -13,15 +13,23 @@ pub fn is_value(text: &str) -> bool {
     text.is_empty() || is_word(text)
 }
 
-fn is_word(text: &str) -> bool {
+/// What follows a key's slash; at least one character.
+#[must_use]
+pub fn is_word(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     text.len() <= 63 && text.chars().all(inner) && edge(text.chars().next()) && edge(text.chars().last())
 }
 
-fn is_domain(text: &str) -> bool {
-    let part = |part: &str| is_word(part) && !part.contains(|c: char| c.is_ascii_uppercase() || c == '_');
-    text.len() <= 253 && text.split('.').all(part)
+#[must_use]
+pub fn is_domain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_dns_label)
+}
+
+/// One part of a domain; the name of a namespace or of a Service.
+#[must_use]
+pub fn is_dns_label(text: &str) -> bool {
+    is_word(text) && !text.contains(|c: char| c.is_ascii_uppercase() || "_.".contains(c))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use serde_json::Value;
 
 use super::reader::{Parsed, text, texts};
+use crate::names::{is_dns_label, is_domain, is_qualified, is_word};
 
 /// Where a server outside the cluster is reached; paths are added to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,24 +90,4 @@ pub fn label(value: &Value) -> Parsed<(String, String)> {
         Some((key, value)) if is_qualified(key) && is_word(value) => Ok((key.to_owned(), value.to_owned())),
         _ => Err((format!("expected a label, got {spelled:?}"), "write it like example.com/name=value".to_owned())),
     }
-}
-
-fn is_qualified(text: &str) -> bool {
-    let (domain, name) = text.split_once('/').map_or((None, text), |(domain, name)| (Some(domain), name));
-    domain.is_none_or(is_domain) && is_word(name)
-}
-
-/// What follows a key's slash, and the value of a label.
-fn is_word(text: &str) -> bool {
-    let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    text.len() <= 63 && text.chars().all(inner) && edge(text.chars().next()) && edge(text.chars().last())
-}
-
-fn is_domain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_dns_label)
-}
-
-fn is_dns_label(text: &str) -> bool {
-    is_word(text) && !text.contains(|c: char| c.is_ascii_uppercase() || "_.".contains(c))
 }
