@@ -140,6 +140,8 @@ fn own_namespace_rules() -> Vec<PolicyRule> {
     vec![
         rule("coordination.k8s.io", &["leases"], &["create"], &[]),
         rule("coordination.k8s.io", &["leases"], &["get", "patch"], &[NAME]),
+        // Of warm-up agents that are gone, even after their feature was turned off.
+        rule("coordination.k8s.io", &["leases"], &["list", "delete"], &[]),
         rule("", &["secrets", "configmaps"], &["create"], &[]),
         rule("", &["configmaps"], &["get", "patch"], &[WEBHOOK_RECORD, NODE_STARTUP_RECORD]),
         rule("", &["configmaps"], &["list", "watch", "patch"], &[SPREAD_MEMORY]),
@@ -260,10 +262,12 @@ mod tests {
             "timestamp": {"enabled": false}, "warmup": {"enabled": false},
         });
         let off = groundcrew_core::config::load(off, vec![]).unwrap();
-        let reads_pods =
-            |config: &Config| cluster_rules(config).iter().any(|r| r.resources.iter().flatten().any(|r| r == "pods"));
-        assert!(reads_pods(&default_config()));
-        assert!(!reads_pods(&off));
+        let watches_pods = |config: &Config| {
+            let mut rules = cluster_rules(config).into_iter();
+            rules.any(|r| r.resources.iter().flatten().any(|r| r == "pods") && r.verbs.iter().any(|v| v == "watch"))
+        };
+        assert!(watches_pods(&default_config()));
+        assert!(!watches_pods(&off), "to list them is what a clean-up needs");
     }
 
     #[test]

@@ -382,8 +382,12 @@ fn the_leader_leaves_what_is_open_unready_or_ending() {
 }
 
 #[test]
-fn uninstalling_opens_every_shut_gate() {
-    assert!(pod().see(backstop::farewell).is_some_and(|write| write.reason.opens()));
-    assert!(pod().status("/phase", json!("Pending")).see(backstop::farewell).is_some());
-    assert!(pod().after(&complete(&pod().job())).see(backstop::farewell).is_none());
+fn a_farewell_opens_every_shut_gate_for_good() {
+    let farewell = |pod: &Pod| pod.see(|seen| backstop::farewell(seen, "warm-up is over"));
+    let write = farewell(&pod()).unwrap();
+    assert_eq!((write.reason.opens(), write.message.as_str()), (true, "warm-up is over; ready without warm-up"));
+    // Opened before its containers run, and not shut again by an agent that comes back.
+    let early = farewell(&pod().status("/phase", json!("Pending"))).unwrap();
+    assert_eq!(pod().after(&early).decide(), Verdict::Leave(Why::Done));
+    assert!(farewell(&pod().after(&complete(&pod().job()))).is_none());
 }
