@@ -14,7 +14,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 pub mod admission;
@@ -36,6 +36,8 @@ use state::{Phase, Reason, State, Write};
 
 /// A crash repeats a warm-up; a second one means the warm-up may be what kills the agent.
 const MAX_STARTS: u32 = 2;
+/// A live agent sees a restart within seconds. A container that has served for longer has seen its requests already.
+const RESTART_NOTICED: SignedDuration = SignedDuration::from_secs(60);
 
 /// What this agent already has in its queue or under way for the pod.
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +50,6 @@ pub struct InHand<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Verdict {
     Leave(Why),
-    /// The requests under way are for a pod or containers that are no more.
-    Cancel(Why),
     /// The gate shuts at once: what was warm is gone.
     Shut(Write),
     Wait {
@@ -66,7 +66,6 @@ pub enum Why {
     NoGate,
     Ending,
     Done,
-    InHand,
     NotReady(Missing),
     ContainersChanged,
     AddressChanged,
@@ -84,27 +83,35 @@ pub struct Job {
     pub patience: Duration,
 }
 
+/// What is to be done with a pod that this agent has not in hand.
 #[must_use]
-pub fn decide(
-    seen: &Seen<'_>,
-    in_hand: Option<InHand<'_>>,
-    max_queue_wait: Duration,
-    now: Timestamp,
-    jitter: f64,
-) -> Verdict {
+pub fn decide(seen: &Seen<'_>, max_queue_wait: Duration, now: Timestamp, jitter: f64) -> Verdict {
     if let Some(why) = not_ours(seen) {
-        return if in_hand.is_some() { Verdict::Cancel(why) } else { Verdict::Leave(why) };
-    }
-    if let Some(held) = in_hand {
-        return still_right(seen, held);
+        return Verdict::Leave(why);
     }
     if seen.is_open() {
-        return opened(seen);
+        return opened(seen, now);
     }
     match seen.due() {
         Ok(containers) => due(seen, containers, max_queue_wait, now, jitter),
         Err(missing) => Verdict::Leave(Why::NotReady(missing)),
     }
+}
+
+/// Why what is in hand has to end, if it has to: not by readiness, which may flap under load.
+#[must_use]
+pub fn over(seen: &Seen<'_>, held: InHand<'_>) -> Option<Why> {
+    if let Some(why) = not_ours(seen) {
+        return Some(why);
+    }
+    if !seen.still_runs(held.containers) {
+        return Some(Why::ContainersChanged);
+    }
+    if seen.address() != Some(held.address.ip()) {
+        return Some(Why::AddressChanged);
+    }
+    // Whoever opened it has put the pod into service.
+    seen.is_open().then_some(Why::Done)
 }
 
 fn not_ours(seen: &Seen<'_>) -> Option<Why> {
@@ -114,22 +121,18 @@ fn not_ours(seen: &Seen<'_>) -> Option<Why> {
     seen.is_ending().then_some(Why::Ending)
 }
 
-/// Readiness may flap under load; only other containers or another address end what is under way.
-fn still_right(seen: &Seen<'_>, held: InHand<'_>) -> Verdict {
-    if !seen.still_runs(held.containers) {
-        return Verdict::Cancel(Why::ContainersChanged);
-    }
-    if seen.address() != Some(held.address.ip()) {
-        return Verdict::Cancel(Why::AddressChanged);
-    }
-    Verdict::Leave(Why::InHand)
-}
-
-fn opened(seen: &Seen<'_>) -> Verdict {
-    let stale = match seen.state() {
-        Some(state) => !seen.still_runs(&state.containers),
+fn opened(seen: &Seen<'_>, now: Timestamp) -> Verdict {
+    let state = seen.state();
+    let recently = now.saturating_sub(RESTART_NOTICED).unwrap_or(now);
+    let stale = match &state {
+        // Opened on purpose before there was anything to warm.
+        Some(state) if state.containers.is_empty() => false,
+        Some(state) => seen.restarted(recently, |id, _| state.containers.iter().any(|known| known == id)),
         // Opened by a predecessor that kept no record.
-        None => seen.condition().and_then(|c| c.last_transition_time).is_some_and(|at| seen.started_since(at)),
+        None => match seen.condition().and_then(|condition| condition.last_transition_time) {
+            Some(opened) => seen.restarted(recently, |_, started| started.is_none_or(|at| at <= opened)),
+            None => false,
+        },
     };
     if !stale {
         return Verdict::Leave(Why::Done);
@@ -156,7 +159,10 @@ fn due(seen: &Seen<'_>, containers: Vec<String>, max_queue_wait: Duration, now: 
         Ok(rules) => rules,
         Err(problems) => return say(seen, attempt.impossible(&problems.to_string(), policy)),
     };
-    if let Some(next) = known.as_ref().and_then(|state| state.next).filter(|next| *next > now) {
+    // Further away than any pause is long: the clock was set back.
+    let longest = SignedDuration::try_from(outcome::MAX_BACKOFF).unwrap_or_default();
+    let is_ahead = |next: &Timestamp| *next > now && next.duration_since(now) <= longest;
+    if let Some(next) = known.as_ref().and_then(|state| state.next).filter(is_ahead) {
         return Verdict::Wait { until: next };
     }
     let on_failure = OnFailure { policy, retries: rules.retries };

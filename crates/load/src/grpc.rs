@@ -8,6 +8,7 @@ use groundcrew_core::warmup::rules::GrpcMethod;
 use http::Method;
 use prost::Message;
 use prost_reflect::DynamicMessage;
+use tokio::time::Instant;
 
 use crate::call::{Call, Expect};
 use crate::client::Client;
@@ -26,18 +27,20 @@ struct HealthCheckResponse {
     status: i32,
 }
 
-/// Builds the call once; what it takes to find the method out is not part of the warm-up's count.
+/// Builds the call once; what it takes to find the method out is not part of the warm-up's count, but of its time: each
+/// question may take `within`, and all of them last until `end`.
 pub async fn prepare(
     client: &Arc<Client>,
     method: Option<&GrpcMethod>,
     payload: &str,
     within: Duration,
+    end: Instant,
 ) -> Result<Call, String> {
     let Some(method) = method else {
         return unary(HEALTH, &[], Expect::Serving).ok_or_else(|| "no health call".to_owned());
     };
     let path = format!("/{method}");
-    let input = match reflection::find(client, method, within).await {
+    let input = match reflection::find(client, method, within, end).await {
         Ok(input) => Some(input),
         Err(reflection::Error::Absent) => None,
         Err(e) => return Err(format!("{method}: {e}")),

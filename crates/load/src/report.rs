@@ -108,6 +108,8 @@ pub struct Report {
     /// Microseconds between the planned start and the real one.
     pub lag: Histogram<u32>,
     pub curve: Option<converge::Summary>,
+    /// The first step that its timeout ended, and that.
+    pub late_step: Option<(String, Duration)>,
     pub end: End,
 }
 
@@ -127,6 +129,7 @@ impl Report {
             lag: histogram.clone(),
             latency: histogram,
             curve: None,
+            late_step: None,
             end: End::Complete,
         })
     }
@@ -187,7 +190,8 @@ impl Report {
             cut: match self.end {
                 End::Capped => Some(Cut::Cap(cap)),
                 End::NoPlace => Some(Cut::NoPlace(patience)),
-                End::Complete | End::Cancelled => None,
+                End::Complete => self.late_step.clone().map(|(name, timeout)| Cut::Step(name, timeout)),
+                End::Cancelled => None,
             },
             failure: most.map(|(failure, count)| format!("{failure} ({count})")),
             curve: self.curve,

@@ -40,9 +40,11 @@ impl<T: Throttle> Runner<'_, T> {
         let mut variables = Variables::new();
         for step in &scenario.steps {
             let mut step_end = end.min(Instant::now() + step.timeout);
+            let mut late = false;
             for request in &step.requests {
                 let left = step_end.saturating_duration_since(Instant::now());
                 if left.is_zero() {
+                    late = true;
                     break;
                 }
                 let placed = |e| format!("step {:?}, request {:?}: {e}", step.name, request.name);
@@ -51,6 +53,7 @@ impl<T: Throttle> Runner<'_, T> {
                 if matches!(report.end, End::Cancelled | End::NoPlace) {
                     return Ok(report);
                 }
+                late |= report.end == End::Capped;
                 // Standing aside is not its own doing.
                 (end, step_end) = (end + done.set_aside, step_end + done.set_aside);
                 let last = done.last.map(|answer| answer.body);
@@ -59,6 +62,9 @@ impl<T: Throttle> Runner<'_, T> {
                     request.extract(&body, &mut variables).map_err(|e| format!("step {:?}, {e}", step.name))?;
                 }
             }
+            if late {
+                report.late_step.get_or_insert_with(|| (step.name.clone(), step.timeout));
+            }
         }
         report.cut_off(if Instant::now() >= end { End::Capped } else { End::Complete });
         Ok(report)
@@ -66,13 +72,15 @@ impl<T: Throttle> Runner<'_, T> {
 
     async fn request(&mut self, request: &Request, variables: &Variables, left: Duration) -> Result<Done, String> {
         let client = self.client(request.protocol.unwrap_or(self.protocol));
-        let within = left.min(REQUEST_TIMEOUT);
-        let call = Arc::new(self.call(&client, request, variables, within).await?);
+        let end = Instant::now() + left;
+        let call = Arc::new(self.call(&client, request, variables, end).await?);
+        // Looking a method up takes its time from that of the step.
+        let left = end.saturating_duration_since(Instant::now());
         let plan = Plan {
             requests: request.count,
             duration: left,
             mode: Mode::Asap,
-            request_timeout: within,
+            request_timeout: left.min(REQUEST_TIMEOUT),
             cap: left,
             precise: self.precise,
         };
@@ -86,11 +94,11 @@ impl<T: Throttle> Runner<'_, T> {
         client: &Arc<Client>,
         request: &Request,
         variables: &Variables,
-        within: Duration,
+        end: Instant,
     ) -> Result<Call, String> {
         let filled = request.fill(variables)?;
         let mut call = if request.protocol.unwrap_or(self.protocol) == Protocol::Grpc {
-            grpc::prepare(client, request.grpc_method.as_ref(), &filled.grpc_payload, within).await?
+            grpc::prepare(client, request.grpc_method.as_ref(), &filled.grpc_payload, REQUEST_TIMEOUT, end).await?
         } else {
             let method = Method::from_bytes(request.method.as_bytes()).map_err(|e| e.to_string())?;
             let expect = request.expected_status.map_or(Expect::Answer, Expect::Status);

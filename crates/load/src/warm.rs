@@ -8,6 +8,7 @@ use std::time::Duration;
 use groundcrew_core::warmup::outcome::Outcome;
 use groundcrew_core::warmup::rules::{Protocol, Rules};
 use groundcrew_core::warmup::scenario::Scenario;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::call::{Call, Trace};
@@ -60,15 +61,17 @@ async fn plain<T: Throttle>(
 ) -> Result<Report, String> {
     let rules = work.rules;
     let client = Arc::new(Client::new(Target::new(work.address, rules.protocol), work.trace));
-    let plan = plan(rules, work.sent_before, work.precise);
+    let mut plan = plan(rules, work.sent_before, work.precise);
     let call = if rules.protocol == Protocol::Grpc {
-        // Finding the method out is bounded like a request, and ends with the warm-up.
-        let prepare = grpc::prepare(&client, rules.grpc_method.as_ref(), &rules.grpc_payload, plan.request_timeout);
-        tokio::select! {
-            call = prepare => call?,
+        // Finding the method out is bounded like a request, and takes its time from that of the warm-up.
+        let end = Instant::now() + plan.cap;
+        let (method, within) = (rules.grpc_method.as_ref(), plan.request_timeout);
+        let call = tokio::select! {
+            call = grpc::prepare(&client, method, &rules.grpc_payload, within, end) => call?,
             () = cancel.cancelled() => return Err("cancelled".to_owned()),
-            () = tokio::time::sleep(plan.cap) => return Err("asking the server's reflection took too long".to_owned()),
-        }
+        };
+        plan.cap = end.saturating_duration_since(Instant::now());
+        call
     } else {
         Call::get(&rules.endpoint).ok_or("the endpoint is no path")?
     };

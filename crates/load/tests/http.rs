@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use groundcrew_core::warmup::outcome::Cut;
 use groundcrew_core::warmup::scenario::Scenario;
 use serde_json::json;
 use support::{Server, listener, reply, run, run_virtually, run_with, serve, serve_on, timed};
@@ -227,4 +228,20 @@ async fn a_scenario_whose_token_is_missing_says_so_and_stops() {
     let ran = run_with(server.address, &[], Some(&login("$.nowhere")), &CancellationToken::new()).await;
     assert_eq!(ran.unable(), "step \"login\", request \"token\": cannot extract token: nothing is there");
     assert_eq!(server.hits().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_its_timeout_ended_is_named_and_the_others_go_on() {
+    let server = serve(|number, _| {
+        std::thread::sleep(Duration::from_millis(if number < 10 { 300 } else { 0 }));
+        reply(200, "")
+    })
+    .await;
+    let steps = scenario(json!({"steps": [
+        {"name": "slow", "timeout": "1s", "requests": [{"name": "a", "count": 60}]},
+        {"name": "after", "requests": [{"name": "b", "endpoint": "/b"}]},
+    ]}));
+    let ran = run_with(server.address, &[], Some(&steps), &CancellationToken::new()).await;
+    assert_eq!(ran.tally().cut, Some(Cut::Step("slow".to_owned(), Duration::from_secs(1))), "{:?}", ran.tally());
+    assert_eq!(server.hits().last().unwrap().head.uri.path(), "/b");
 }

@@ -18,14 +18,17 @@ fn runtime() -> Result<tokio::runtime::Runtime, String> {
 pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
     let node = settings.node_name.clone().filter(|name| !name.is_empty());
     let node = node.ok_or("the agent needs the name of its node: set --node-name or NODE_NAME")?;
+    if config.warmup.enabled {
+        agent::check_node_name(&node)?;
+    }
     block_on(runtime()?, async {
         let (warmup, lease) = (config.warmup.enabled, config.clone());
         let process = Process::start(settings, config).await?;
         let mut registry = Registry::default();
         let bound = process.readiness().check("metrics bound");
         if warmup {
-            agent::prepare_lease(process.clients().write.clone(), process.namespace(), &node).await;
             let lease = agent::lease(&lease, process.namespace(), &node);
+            agent::prepare_lease(process.clients().write.clone(), &lease).await;
             let (context, elector) = process.context(&mut registry, Some(lease));
             let give_back = CancellationToken::new();
             agent::start(&context, &node, &mut registry, give_back.clone());

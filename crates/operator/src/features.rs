@@ -75,6 +75,7 @@ pub fn validators(context: &Context) -> Vec<Box<dyn Validator>> {
 #[must_use]
 pub fn permissions(config: &Config) -> Vec<PolicyRule> {
     let mut rules = node_startup::cleanup::permissions();
+    rules.extend(warmup::farewell::permissions());
     rules.extend(enabled(config).flat_map(|row| (row.permissions)(config)));
     rules
 }
@@ -92,6 +93,9 @@ pub fn start(context: &Context, registry: &mut Registry) {
     }
     if !context.config.node_startup.enabled {
         node_startup::cleanup::start(context);
+    }
+    if !context.config.warmup.enabled {
+        warmup::farewell::start(context);
     }
 }
 

@@ -165,6 +165,8 @@ fn election_rules() -> Vec<PolicyRule> {
 
 fn own_namespace_rules(config: &Config) -> Vec<PolicyRule> {
     let mut rules = vec![
+        // Of warm-up agents that are gone, even after their feature was turned off.
+        rule("coordination.k8s.io", &["leases"], &["list", "delete"], &[]),
         rule("", &["secrets", "configmaps"], &["create"], &[]),
         rule("", &["configmaps"], &["get", "patch"], &[WEBHOOK_RECORD, NODE_STARTUP_RECORD]),
         rule("", &["secrets"], &["get", "list", "watch", "patch"], &[CERTIFICATE_SECRET]),
@@ -313,6 +315,7 @@ mod tests {
         assert_eq!(
             spelled(own_namespace_rules(&off)),
             [
+                "list,delete leases",
                 "create secrets,configmaps",
                 "get,patch configmaps groundcrew-webhooks,groundcrew-node-startup",
                 "get,list,watch,patch secrets groundcrew-webhook-tls",

@@ -57,8 +57,9 @@ pub fn agent_leases() -> String {
     format!("{}={}", agents::LABEL, agents::LABEL_VALUE)
 }
 
+/// Besides those of [`farewell`].
 fn permissions(_: &Config) -> Vec<PolicyRule> {
-    vec![rule("", &["pods"], &["list", "watch"], &[]), rule("", &["pods/status"], &["patch"], &[])]
+    vec![rule("", &["pods"], &["watch"], &[])]
 }
 
 fn entry(namespaces: Namespaces) -> Entry {

@@ -126,14 +126,15 @@ fn unavailable(agent: Agent<'_>, containers: Vec<String>, record: Option<&State>
     Write::new(Reason::AgentUnavailable, &message, done(containers, record))
 }
 
-/// What `uninstall` writes on every shut gate.
+/// What opens a shut gate when nobody will warm the pod any more, and why that is. Containers that are not there yet
+/// leave none on record, which says to whoever comes later that the gate is open on purpose.
 #[must_use]
-pub fn farewell(seen: &Seen<'_>) -> Option<Write> {
+pub fn farewell(seen: &Seen<'_>, why: &str) -> Option<Write> {
     if !seen.is_gated() || seen.is_ending() || seen.is_open() {
         return None;
     }
-    let message = "groundcrew is being removed; ready without warm-up";
-    Some(Write::new(Reason::AgentUnavailable, message, done(seen.due().unwrap_or_default(), None)))
+    let message = format!("{why}; ready without warm-up");
+    Some(Write::new(Reason::AgentUnavailable, &message, done(seen.due().unwrap_or_default(), None)))
 }
 
 fn done(containers: Vec<String>, record: Option<&State>) -> State {

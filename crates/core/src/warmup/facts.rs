@@ -166,10 +166,22 @@ impl Seen<'_> {
             && ids.iter().all(|id| running.contains(&id.as_str()))
     }
 
-    /// For a gate opened by someone who left no container IDs: did anything start after it was opened?
-    pub(super) fn started_since(&self, opened: Timestamp) -> bool {
-        let started = |s: &ContainerStatus| s.state.as_ref()?.running.as_ref()?.started_at;
-        self.lasting().filter_map(|(_, s)| started(s?)).any(|at| at > opened)
+    /// Whether a container that is not `known` started so late that it was never in service: after the pod had ceased
+    /// to be Ready, or since `recently`. An unknown one that has served for long is as warm as it will get, and to shut
+    /// the gate would take all replicas out at once when an agent comes (back).
+    pub(super) fn restarted(&self, recently: Timestamp, known: impl Fn(&str, Option<Timestamp>) -> bool) -> bool {
+        let ready = self.status.conditions.iter().find(|condition| condition.kind == "Ready");
+        let serves = ready.is_some_and(|condition| condition.status == "True");
+        let out_since = ready.and_then(|condition| condition.last_transition_time);
+        self.lasting().any(|(_, status)| {
+            let Some((id, status)) = status.and_then(|s| Some((s.running_id()?, s))) else { return !serves };
+            let started = status.started_at();
+            if known(id, started) {
+                return false;
+            }
+            let after_it_served = || !serves && started.is_none_or(|at| out_since.is_none_or(|out| at >= out));
+            started.is_some_and(|at| at > recently) || after_it_served()
+        })
     }
 
     /// Where to send requests. Only an address a pod can have: never a link-local one, where metadata services live.
@@ -188,5 +200,9 @@ impl ContainerStatus {
     fn running_id(&self) -> Option<&str> {
         self.state.as_ref()?.running.as_ref()?;
         self.container_id.as_deref().filter(|id| !id.is_empty())
+    }
+
+    fn started_at(&self) -> Option<Timestamp> {
+        self.state.as_ref()?.running.as_ref()?.started_at
     }
 }

@@ -38,10 +38,12 @@ pub struct Tally {
 }
 
 /// Why an attempt ended early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Cut {
     /// It took as long as it may.
     Cap(Duration),
+    /// A step of that name did; the others went on.
+    Step(String, Duration),
     /// Set aside in favour of others for longer than a pod may wait.
     NoPlace(Duration),
 }
@@ -154,7 +156,7 @@ impl Attempt {
             let (cold, warm) = (shown(curve.cold_p95), shown(curve.warm_p95));
             text.push_str(&format!(", {how}: p95 {cold} cold, {warm} warm, {sent} requests spent"));
         }
-        if let Some(cut) = tally.cut {
+        if let Some(cut) = &tally.cut {
             text.push_str(&format!(", {} with {sent} of {} sent", stopped(cut), tally.planned + self.sent));
         }
         text
@@ -170,16 +172,17 @@ fn nothing_succeeded(tally: &Tally, sent_before: u32) -> String {
     if let Some(failure) = &tally.failure {
         text.push_str(&format!(": {failure}"));
     }
-    if let Some(cut) = tally.cut {
+    if let Some(cut) = &tally.cut {
         text.push_str(&format!(", {}", stopped(cut)));
     }
     text
 }
 
-fn stopped(cut: Cut) -> String {
+fn stopped(cut: &Cut) -> String {
     match cut {
-        Cut::Cap(cap) => format!("stopped by the cap of {}", duration::text(cap)),
-        Cut::NoPlace(longest) => format!("stopped: {}", no_place(longest)),
+        Cut::Cap(cap) => format!("stopped by the cap of {}", duration::text(*cap)),
+        Cut::Step(name, timeout) => format!("step {name:?} ended by its timeout of {}", duration::text(*timeout)),
+        Cut::NoPlace(longest) => format!("stopped: {}", no_place(*longest)),
     }
 }
 

@@ -12,6 +12,14 @@ use crate::duration;
 
 const MAX_HEADERS: usize = 50;
 const MAX_BODY: usize = 65_536;
+/// One extracted value: a token or an id, not a document.
+const MAX_VALUE: usize = 8 * 1024;
+/// All of them together.
+const MAX_VALUES: usize = 256 * 1024;
+/// A value can stand in many places, so what a request has grown to is limited as well: all its texts together.
+const MAX_FILLED: usize = 2 * MAX_BODY;
+/// A parsed response can take a hundred times its length in memory.
+const MAX_PARSED: usize = 256 * 1024;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 const DEFAULT_STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -198,20 +206,23 @@ impl Request {
 
     /// Puts the variables in. The endpoint is judged again: a value must not lead to another host either.
     pub fn fill(&self, variables: &Variables) -> Result<Filled, String> {
+        let mut room = MAX_FILLED;
+        let mut substitute = |text: &str| substitute(text, variables, &mut room);
+        let endpoint = substitute(&self.endpoint)?;
+        let (body, grpc_payload) = (substitute(&self.body)?, substitute(&self.grpc_payload)?);
         let headers = self.headers.iter().map(|(name, value)| {
-            let value = substitute(value, variables)?;
+            let value = substitute(value)?;
             if is_header_value(&value) {
                 Ok((name.clone(), value))
             } else {
                 Err(format!("header {name}: a control character came in"))
             }
         });
-        let endpoint = substitute(&self.endpoint, variables)?;
         Ok(Filled {
             endpoint: Endpoint::parse(&endpoint).map_err(|e| format!("endpoint: {e}"))?,
             headers: headers.collect::<Result<_, _>>()?,
-            body: substitute(&self.body, variables)?,
-            grpc_payload: substitute(&self.grpc_payload, variables)?,
+            body,
+            grpc_payload,
         })
     }
 
@@ -220,11 +231,22 @@ impl Request {
         if self.extract.is_empty() {
             return Ok(());
         }
-        let value: Value = serde_json::from_slice(body)
-            .map_err(|e| format!("request {:?}: the response is not JSON: {e}", self.name))?;
+        let failed = |e: String| format!("request {:?}: {e}", self.name);
+        if body.len() > MAX_PARSED {
+            return Err(failed(format!(
+                "the response is longer than {MAX_PARSED} bytes, nothing is extracted from it"
+            )));
+        }
+        let value: Value =
+            serde_json::from_slice(body).map_err(|e| failed(format!("the response is not JSON: {e}")))?;
+        let mut length: usize = variables.values().map(String::len).sum();
         for (name, path) in &self.extract {
-            let text =
-                path.text_in(&value).map_err(|e| format!("request {:?}: cannot extract {name}: {e}", self.name))?;
+            let text = path.text_in(&value).map_err(|e| failed(format!("cannot extract {name}: {e}")))?;
+            length += text.len();
+            if text.len() > MAX_VALUE || length > MAX_VALUES {
+                let most = format!("{MAX_VALUE} bytes, and all values together {MAX_VALUES}");
+                return Err(failed(format!("cannot extract {name}: a value may have {most}")));
+            }
             variables.insert(name.clone(), text);
         }
         Ok(())
@@ -269,13 +291,18 @@ fn pieces(mut text: &str) -> Vec<Piece<'_>> {
     pieces
 }
 
-fn substitute(text: &str, variables: &Variables) -> Result<String, String> {
-    let mut out = String::with_capacity(text.len());
+/// `room` is what the request's texts may still grow by.
+fn substitute(text: &str, variables: &Variables, room: &mut usize) -> Result<String, String> {
+    let mut out = String::new();
     for piece in pieces(text) {
-        out.push_str(match piece {
+        let piece = match piece {
             Piece::Text(text) => text,
             Piece::Variable(name) => variables.get(name).ok_or_else(|| format!("{{{{{name}}}}} has no value"))?,
-        });
+        };
+        *room = room
+            .checked_sub(piece.len())
+            .ok_or_else(|| format!("with its values filled in it is longer than {MAX_FILLED} bytes"))?;
+        out.push_str(piece);
     }
     Ok(out)
 }

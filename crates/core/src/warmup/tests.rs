@@ -82,7 +82,7 @@ impl Pod {
     }
 
     fn decide(&self) -> Verdict {
-        self.see(|seen| decide(seen, None, QUEUE, NOW, 0.0))
+        self.see(|seen| decide(seen, QUEUE, NOW, 0.0))
     }
 
     fn job(&self) -> Job {
@@ -197,6 +197,35 @@ fn a_gate_opened_without_a_record_is_trusted_until_a_container_starts_later() {
 }
 
 #[test]
+fn a_restart_that_nobody_saw_does_not_take_a_serving_pod_out() {
+    // All of them started at 02:00:00; now is 02:13:20.
+    let ready = |status: &str, since: &str| json!({"type": "Ready", "status": status, "lastTransitionTime": since});
+    let opened = json!({"type": keys::WARMUP_READY, "status": "True", "lastTransitionTime": "2025-11-13T01:00:00Z"});
+    let with = |pod: &Pod, ready: Value| {
+        let mut pod = pod.clone();
+        pod.status["conditions"].as_array_mut().unwrap().push(ready);
+        pod
+    };
+    let recorded = pod().after(&complete(&pod().job())).restarted("c2");
+    let unrecorded = pod().status("/conditions", json!([{"type": "ContainersReady", "status": "True"}, opened]));
+    for pod in [recorded, unrecorded] {
+        let serving = with(&pod, ready("True", "2025-11-13T02:00:05Z"));
+        assert_eq!(serving.decide(), Verdict::Leave(Why::Done));
+        // Its probe fails for a while, long after the restart.
+        let flapping = with(&pod, ready("False", "2025-11-13T02:12:00Z"));
+        assert_eq!(flapping.decide(), Verdict::Leave(Why::Done));
+        // Out of service since its container ended.
+        let coming = with(&pod, ready("False", "2025-11-13T02:00:00Z"));
+        assert!(matches!(coming.decide(), Verdict::Shut(_)));
+        let ended = coming.status("/containerStatuses/0/state", json!({"terminated": {"exitCode": 1}}));
+        assert!(matches!(ended.decide(), Verdict::Shut(_)));
+        // So quick that the pod never ceased to be Ready.
+        let young = json!({"running": {"startedAt": "2025-11-13T02:12:30Z"}});
+        assert!(matches!(serving.status("/containerStatuses/0/state", young).decide(), Verdict::Shut(_)));
+    }
+}
+
+#[test]
 fn a_crash_repeats_a_warm_up_once_and_a_second_one_ends_it() {
     let first = pod().job();
     let crashed = pod().after(&first.attempt.started("x"));
@@ -218,16 +247,17 @@ fn a_handed_over_warm_up_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_is_in_hand_is_not_taken_twice_and_ends_with_its_containers() {
+fn what_is_in_hand_ends_with_its_containers_and_when_somebody_opens_the_gate() {
     let containers = ["containerd://c1".to_owned()];
     let address = "10.1.2.3:8080".parse().unwrap();
-    let held =
-        |pod: Pod| pod.see(|seen| decide(seen, Some(InHand { containers: &containers, address }), QUEUE, NOW, 0.0));
-    assert_eq!(held(pod()), Verdict::Leave(Why::InHand));
-    assert_eq!(held(pod().status("/containerStatuses/0/ready", json!(false))), Verdict::Leave(Why::InHand));
-    assert_eq!(held(pod().restarted("c2")), Verdict::Cancel(Why::ContainersChanged));
-    assert_eq!(held(pod().status("/podIP", json!("10.1.2.4"))), Verdict::Cancel(Why::AddressChanged));
-    assert_eq!(held(Pod { deleting: true, ..pod() }), Verdict::Cancel(Why::Ending));
+    let over = |pod: Pod| pod.see(|seen| over(seen, InHand { containers: &containers, address }));
+    assert_eq!(over(pod()), None);
+    assert_eq!(over(pod().status("/containerStatuses/0/ready", json!(false))), None);
+    assert_eq!(over(pod().restarted("c2")), Some(Why::ContainersChanged));
+    assert_eq!(over(pod().status("/podIP", json!("10.1.2.4"))), Some(Why::AddressChanged));
+    assert_eq!(over(Pod { deleting: true, ..pod() }), Some(Why::Ending));
+    let backstop::Verdict::Open(by_leader) = pod().backstop(30, 0) else { panic!() };
+    assert_eq!(over(pod().after(&by_leader)), Some(Why::Done), "it is in service already");
 }
 
 #[test]
@@ -236,10 +266,12 @@ fn a_failed_attempt_waits_and_then_counts_on() {
     let failed = retried.clone().after(&fail(&retried.job()));
     let Verdict::Wait { until } = failed.decide() else { panic!() };
     assert!(until > NOW && until <= NOW + 1.seconds());
-    let later = failed.see(|seen| decide(seen, None, QUEUE, until, 0.0));
+    let later = failed.see(|seen| decide(seen, QUEUE, until, 0.0));
     let Verdict::Warm(second) = later else { panic!("{later:?}") };
     assert_eq!(second.attempt.number, 2);
     assert_eq!(fail(&second).reason, Reason::WarmupFailedOpen);
+    let set_back = failed.see(|seen| decide(seen, QUEUE, NOW - 1.hour(), 0.0));
+    assert!(matches!(set_back, Verdict::Warm(_)), "no pause is that long: {set_back:?}");
 }
 
 #[test]
@@ -305,7 +337,7 @@ fn waiting_for_a_place_is_bounded_across_agents() {
     let job = pod().job();
     assert_eq!(job.patience, QUEUE);
     let queued = pod().after(&job.attempt.queued());
-    let later = |seconds: i64| queued.see(|seen| decide(seen, None, QUEUE, NOW + seconds.seconds(), 0.0));
+    let later = |seconds: i64| queued.see(|seen| decide(seen, QUEUE, NOW + seconds.seconds(), 0.0));
     let Verdict::Warm(job) = later(299) else { panic!() };
     assert_eq!((job.patience, job.attempt.since), (Duration::from_secs(1), NOW));
     let Verdict::Conclude(write) = later(300) else { panic!() };
@@ -350,8 +382,12 @@ fn the_leader_leaves_what_is_open_unready_or_ending() {
 }
 
 #[test]
-fn uninstalling_opens_every_shut_gate() {
-    assert!(pod().see(backstop::farewell).is_some_and(|write| write.reason.opens()));
-    assert!(pod().status("/phase", json!("Pending")).see(backstop::farewell).is_some());
-    assert!(pod().after(&complete(&pod().job())).see(backstop::farewell).is_none());
+fn a_farewell_opens_every_shut_gate_for_good() {
+    let farewell = |pod: &Pod| pod.see(|seen| backstop::farewell(seen, "warm-up is over"));
+    let write = farewell(&pod()).unwrap();
+    assert_eq!((write.reason.opens(), write.message.as_str()), (true, "warm-up is over; ready without warm-up"));
+    // Opened before its containers run, and not shut again by an agent that comes back.
+    let early = farewell(&pod().status("/phase", json!("Pending"))).unwrap();
+    assert_eq!(pod().after(&early).decide(), Verdict::Leave(Why::Done));
+    assert!(farewell(&pod().after(&complete(&pod().job()))).is_none());
 }

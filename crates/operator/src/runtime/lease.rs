@@ -13,7 +13,8 @@
 //! - Every write carries the resourceVersion it was decided on and touches only the spec fields it owns; annotations and
 //!   labels of the Lease stay.
 //! - A record that nobody of us wrote (forged, edited, deleted and made again) is waited out like a live leader. Only
-//!   two records are free at once: one given back by its holder, and one that was never held.
+//!   two records are free at once: one given back by its holder, and one that was never held. One of an earlier process
+//!   of our own pod, where that is known, is free once that process's last write has ended.
 //!
 //! # Assumptions
 //! - Monotonic clocks of two machines run at the same rate within [`DRIFT`] per lease duration.
@@ -41,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use record::vacant;
 use record::{Record, now};
-pub use settings::{LeaseSettings, identity};
+pub use settings::{LeaseSettings, identity, own_pod};
 
 use super::leadership::{DEADLINE, Leadership, Term};
 
@@ -237,6 +238,9 @@ impl Elector {
             (Some(record), _) if record.is_vacant() || record.is_released() || self.claims.contains(record) => {
                 Right::Write
             }
+            (Some(Record { holder: Some(holder), .. }), _) if self.settings.follows(holder) => {
+                until(since + DEADLINE, Right::Write)
+            }
             (Some(_), Some(last_call)) => {
                 until((last_call + DEADLINE).max(since + self.settings.duration), Right::Write)
             }
@@ -300,7 +304,7 @@ impl Elector {
                     self.api.patch(&self.settings.name, &params, &Patch::Merge(patch)).await
                 }
                 None => {
-                    let mut lease = vacant(&self.settings.namespace, &self.settings.name);
+                    let mut lease = self.settings.vacant();
                     lease.spec = Some(record.spec());
                     let params = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
                     self.api.create(&params, &lease).await

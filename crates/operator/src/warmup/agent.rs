@@ -8,24 +8,25 @@ use std::time::Duration;
 use groundcrew_core::config::Config;
 use groundcrew_core::feature::Feature;
 use groundcrew_core::warmup::state::Write;
-use groundcrew_core::warmup::{InHand, Verdict, decide};
+use groundcrew_core::warmup::{InHand, Verdict, decide, over};
 use k8s_openapi::api::coordination::v1::Lease;
+use kube::Client;
 use kube::api::{Api, PostParams};
 use kube::core::DeserializeGuard;
-use kube::{Client, ResourceExt};
 use prometheus_client::registry::Registry;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::agents::{LABEL, LABEL_VALUE, NODE, lease_name};
+pub use super::agents::check_node_name;
+use super::agents::{LABEL, LABEL_VALUE, lease_name};
 use super::metrics::{Metrics, Outcome as Counted};
 use super::share::Share;
 use super::{Facts, Pod, job, reference};
 use crate::run::Context;
 use crate::runtime::apply::{self, Outcome, Write as Change, WriteError};
 use crate::runtime::cache::{self, Cache, Changes, Feed, Key};
-use crate::runtime::lease::{LeaseSettings, identity, vacant};
+use crate::runtime::lease::{LeaseSettings, identity, own_pod};
 use crate::runtime::queue::Next;
 
 /// Decisions are cheap and writes are short: enough that one slow write holds nobody up.
@@ -39,6 +40,19 @@ pub(super) struct Held {
     pub containers: Vec<String>,
     pub address: SocketAddr,
     pub cancel: CancellationToken,
+}
+
+/// Takes a warm-up out of the agent's hands when it ends, even in a panic: else its pod would stay in them for ever.
+struct LetGo {
+    agent: Arc<Agent>,
+    key: Key,
+}
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        self.agent.jobs().remove(&self.key);
+        self.agent.changes.mark(self.key.clone());
+    }
 }
 
 #[derive(Debug)]
@@ -59,25 +73,26 @@ pub(super) struct Agent {
 pub fn lease(config: &Config, namespace: &str, node: &str) -> LeaseSettings {
     let gone = config.warmup.agent_timeout;
     LeaseSettings {
-        // Whoever waits for it has it before the leader gives the node up.
+        // One that waits since the last renewal has it before the leader gives the node up. A container that is restarted
+        // does not see that renewal, and comes in time because it follows on its own pod.
+        pod: own_pod(),
         duration: gone * 5 / 6,
         step_down: gone * 2 / 3,
         renew_every: gone / 4,
+        labels: [(LABEL.to_owned(), LABEL_VALUE.to_owned())].into(),
         ..LeaseSettings::new(namespace, lease_name(node), identity())
     }
 }
 
 /// Makes the Lease if it is not there. Nobody can hold one that never was, so it need not be waited out.
-pub async fn prepare_lease(client: Client, namespace: &str, node: &str) {
-    let leases: Api<Lease> = Api::namespaced(client, namespace);
-    let mut lease = vacant(namespace, &lease_name(node));
-    lease.labels_mut().insert(LABEL.to_owned(), LABEL_VALUE.to_owned());
-    lease.annotations_mut().insert(NODE.to_owned(), node.to_owned());
-    match timeout(CALL, leases.create(&PostParams::default(), &lease)).await {
-        Ok(Ok(_)) => info!(node, "lease created"),
+pub async fn prepare_lease(client: Client, settings: &LeaseSettings) {
+    let leases: Api<Lease> = Api::namespaced(client, &settings.namespace);
+    let lease = settings.name.as_str();
+    match timeout(CALL, leases.create(&PostParams::default(), &settings.vacant())).await {
+        Ok(Ok(_)) => info!(lease, "lease created"),
         Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
-        Ok(Err(error)) => warn!(node, %error, "the lease could not be created"),
-        Err(_) => warn!(node, "the lease could not be created in time"),
+        Ok(Err(error)) => warn!(lease, %error, "the lease could not be created"),
+        Err(_) => warn!(lease, "the lease could not be created in time"),
     }
 }
 
@@ -106,6 +121,7 @@ pub fn start(context: &Context, node: &str, registry: &mut Registry, lease: Canc
         jobs: Mutex::default(),
         written: Mutex::default(),
     });
+    context.tasks.spawn(context.stopping.clone().run_until_cancelled_owned(watch_over(Arc::clone(&agent))));
     context.tasks.spawn(drain(Arc::clone(&agent), context.stopping.clone(), lease));
     let mut queue = context.queue(Feature::Warmup);
     queue.workers = WORKERS;
@@ -124,31 +140,36 @@ impl Agent {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a warm-up of the pod is in hand. One whose pod, containers or address are no more is told to end.
+    fn in_hand(&self, key: &Key) -> bool {
+        let Some(held) = self.jobs().get(key).cloned() else { return false };
+        let facts = self.cache.get(key).filter(|facts| facts.uid == held.uid);
+        let in_hand = InHand { containers: &held.containers, address: held.address };
+        let why = facts.map(|facts| over(&facts.seen(), in_hand));
+        if why != Some(None) && !held.cancel.is_cancelled() {
+            debug!(pod = %key, why = ?why.flatten(), "no longer to be warmed");
+            held.cancel.cancel();
+        }
+        true
+    }
+
     /// Gather, decide, apply.
     async fn reconcile(self: Arc<Self>, key: Key) -> Result<Next, WriteError> {
-        let held = self.jobs().get(&key).cloned();
-        let Some(facts) = self.cache.get(&key) else {
-            self.written().remove(&key);
-            held.inspect(|held| held.cancel.cancel());
-            return Ok(Next::Change);
-        };
-        if let Some(held) = held.as_ref().filter(|held| held.uid != facts.uid) {
-            // Another pod of the same name; the job marks the key when it has left.
-            held.cancel.cancel();
+        // The job marks the key when it has left.
+        if self.in_hand(&key) {
             return Ok(Next::Change);
         }
+        let Some(facts) = self.cache.get(&key) else {
+            self.written().remove(&key);
+            return Ok(Next::Change);
+        };
         if !self.is_fresh(&key, &facts) {
             return Ok(Next::Change);
         }
-        let in_hand = held.as_ref().map(|held| InHand { containers: &held.containers, address: held.address });
         let now = (self.context.clock)();
         let longest = self.context.config.warmup.max_queue_wait;
-        match decide(&facts.seen(), in_hand, longest, now, fastrand::f64()) {
+        match decide(&facts.seen(), longest, now, fastrand::f64()) {
             Verdict::Leave(why) => debug!(?why, "left alone"),
-            Verdict::Cancel(why) => {
-                info!(pod = %key, ?why, "warm-up cancelled");
-                held.inspect(|held| held.cancel.cancel());
-            }
             Verdict::Wait { until } => {
                 let wait = Duration::try_from(until.duration_since(now)).unwrap_or_default();
                 return Ok(Next::After(wait));
@@ -170,12 +191,10 @@ impl Agent {
                     cancel: CancellationToken::new(),
                 };
                 self.jobs().insert(key.clone(), held.clone());
-                let agent = Arc::clone(&self);
-                self.context.tasks.spawn(async move {
-                    job::run(&agent, &key, &held, *job).await;
-                    agent.jobs().remove(&key);
-                    agent.changes.mark(key);
-                });
+                let hand = LetGo { agent: Arc::clone(&self), key: key.clone() };
+                self.context.tasks.spawn(async move { job::run(&hand.agent, &hand.key, &held, *job).await });
+                // It may have changed between the look and the hand.
+                self.in_hand(&key);
             }
         }
         Ok(Next::Change)
@@ -189,7 +208,8 @@ impl Agent {
                 Ok(Next::Change)
             }
             Outcome::Gone => Ok(Next::Change),
-            _ => Ok(Next::After(Duration::from_millis(100))),
+            // What it conflicted with comes by the watch, and with it the next look.
+            _ => Ok(Next::After(Duration::from_secs(1))),
         }
     }
 
@@ -231,6 +251,15 @@ impl Agent {
         while !self.jobs().is_empty() {
             sleep(Duration::from_millis(20)).await;
         }
+    }
+}
+
+/// Ends warm-ups whose pods are no more at once, whether or not this agent may write: requests to an address that somebody
+/// else has by now are the worst it could do.
+async fn watch_over(agent: Arc<Agent>) {
+    let changes = agent.cache.subscribe();
+    loop {
+        agent.in_hand(&changes.next().await);
     }
 }
 

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use super::agents::{self, Agents};
 use super::metrics::{Metrics, Outcome as Counted};
-use super::{Facts, Pod, reference};
+use super::{Facts, Pod, farewell, reference};
 use crate::run::Context;
 use crate::runtime::apply::{self, Outcome, Write, WriteError};
 use crate::runtime::cache::{self, Cache, Key};
@@ -60,9 +60,12 @@ pub(super) fn start(context: &Context, registry: &mut Registry) {
     let changes = cache.subscribe();
     context.follow(&cache, cache::fill(Arc::clone(&cache), pods, context.feed(), shut));
     let waiting = Arc::clone(&cache);
+    let agents = agents::follow(context);
+    let forgetting = farewell::forget_lost_agents(context.clone(), agents.clone());
+    context.tasks.spawn(context.stopping.clone().run_until_cancelled_owned(forgetting));
     let backstop = Arc::new(Backstop {
         cache,
-        agents: agents::follow(context),
+        agents,
         leases: Api::namespaced(context.clients.read.clone(), &context.namespace),
         sights: Mutex::default(),
         metrics: Metrics::register(registry),

@@ -28,7 +28,7 @@ use super::{Facts, reference};
 use crate::runtime::apply::Outcome;
 use crate::runtime::cache::Key;
 
-/// A place that is free at once needs no record of waiting for it.
+/// What comes at once needs no record of waiting for it.
 const QUEUED_AFTER: Duration = Duration::from_secs(1);
 const CALL: Duration = Duration::from_secs(5);
 /// How long a read is tried while nobody answers at all.
@@ -44,7 +44,7 @@ pub(super) async fn run(agent: &Arc<Agent>, key: &Key, held: &Held, job: Job) {
     let seat = agent.share.join(&key.namespace, job.patience);
     let stopping = &agent.context.stopping;
     let begun = tokio::select! {
-        begun = one.queue(&seat) => begun,
+        begun = one.recorded(seat.begins()) => begun,
         () = held.cancel.cancelled() => return,
         () = stopping.cancelled() => return,
     };
@@ -52,7 +52,7 @@ pub(super) async fn run(agent: &Arc<Agent>, key: &Key, held: &Held, job: Job) {
     let (outcome, took, sent) = if begun {
         let scenario = match &job.rules.config {
             Some(name) => tokio::select! {
-                scenario = one.scenario(name) => Some(scenario),
+                scenario = one.recorded(one.scenario(name)) => Some(scenario),
                 () = held.cancel.cancelled() => return,
                 () = stopping.cancelled() => return,
             },
@@ -68,7 +68,10 @@ pub(super) async fn run(agent: &Arc<Agent>, key: &Key, held: &Held, job: Job) {
                 let progress = Progress::default();
                 match one.warm(&seat, scenario.as_ref(), &progress).await {
                     Some(outcome) => (outcome, Some(started.elapsed()), progress.sent()),
-                    None => return agent.metrics.ended(&key.namespace, Counted::cancelled, progress.sent(), None),
+                    None => {
+                        info!(pod = %key, sent = progress.sent(), "warm-up cancelled");
+                        return agent.metrics.ended(&key.namespace, Counted::cancelled, progress.sent(), None);
+                    }
                 }
             }
         }
@@ -87,16 +90,22 @@ struct One<'a> {
 }
 
 impl One<'_> {
-    /// Waits for a place; false when it took too long.
-    async fn queue(&self, seat: &Seat) -> bool {
-        let mut begins = pin!(seat.begins());
-        if let Ok(begun) = timeout(QUEUED_AFTER, begins.as_mut()).await {
-            return begun;
+    /// Waits; if that takes long, the pod says so meanwhile, or the leader would think that nobody looks after it.
+    async fn recorded<T>(&self, wait: impl Future<Output = T>) -> T {
+        let mut wait = pin!(wait);
+        if let Ok(over) = timeout(QUEUED_AFTER, wait.as_mut()).await {
+            return over;
         }
         let queued = self.job.attempt.queued();
-        // Written before the start is, so that the two cannot overtake each other.
-        let (begun, _) = tokio::join!(begins, timeout(CALL, self.settle(&queued, false)));
-        begun
+        let enough = CancellationToken::new();
+        let waiting = async {
+            let over = wait.await;
+            enough.cancel();
+            over
+        };
+        // A write that is under way is waited for, so that it cannot overtake that of the start.
+        let (over, _) = tokio::join!(waiting, self.settle_until(&enough, &queued, false));
+        over
     }
 
     /// Records the start; false when the pod is not to be warmed after all.
@@ -156,11 +165,8 @@ impl One<'_> {
         let write = self.job.attempt.ended(outcome, on_failure, now, fastrand::f64());
         // The count is of what was sent, whether or not the pod still is there to be told.
         self.agent.metrics.ended(&self.key.namespace, Counted::of(write.reason), sent, took);
-        let written = tokio::select! {
-            written = self.settle(&write, false) => written,
-            () = self.held.cancel.cancelled() => false,
-        };
-        if !written {
+        // Not given up when it is cancelled: what cancels it may be this very write, seen before it was answered.
+        if !self.settle(&write, false).await {
             return;
         }
         let reference = reference(self.key, &self.held.uid);
@@ -176,9 +182,14 @@ impl One<'_> {
 
     /// Writes until it is written, or the pod or its gate is no longer ours. `bound` asks for an unchanged pod at first.
     async fn settle(&self, write: &Write, bound: bool) -> bool {
+        self.settle_until(&CancellationToken::new(), write, bound).await
+    }
+
+    /// The same, while it is wanted.
+    async fn settle_until(&self, enough: &CancellationToken, write: &Write, bound: bool) -> bool {
         let mut failures = 0_u32;
-        loop {
-            let Some(facts) = self.current() else { return false };
+        while !enough.is_cancelled() {
+            let Some(facts) = self.current() else { return self.is_written(write) };
             match self.agent.write(self.key, &facts, write, bound && failures < PATIENCE).await {
                 Ok(Outcome::Done(_)) => return true,
                 Ok(Outcome::Gone) => return false,
@@ -191,8 +202,15 @@ impl One<'_> {
             }
             failures = failures.saturating_add(1);
             let pause = Duration::from_millis(20 << failures.min(7));
-            sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            enough.run_until_cancelled(sleep(pause.mul_f64(0.5 + fastrand::f64()))).await;
         }
+        false
+    }
+
+    /// Whether it was written after all, though the answer got lost.
+    fn is_written(&self, write: &Write) -> bool {
+        let facts = self.agent.cache.get(self.key).filter(|facts| facts.uid == self.held.uid);
+        facts.is_some_and(|facts| write.is_known(&facts.seen()))
     }
 
     /// The pod as it is now, if it still waits for these containers to be warmed.

@@ -55,7 +55,7 @@ pub fn rights(namespace: &str) -> Vec<Value> {
     all
 }
 
-/// A stolen agent token is worth its own node's gates and nothing else.
+/// A stolen agent token opens its own node's gates and writes nothing else but events; what it reads is not narrowed.
 #[must_use]
 pub fn policies(namespace: &str) -> Vec<Value> {
     let own_node = "'authentication.kubernetes.io/node-name' in request.userInfo.extra";

@@ -126,12 +126,12 @@ fn granted(objects: &[Value]) -> BTreeSet<(String, [String; 4])> {
 }
 
 #[rstest]
-// What it keeps is for taking back what it did while it was on.
+// What nodeStartup and warmup keep is for taking back what they did while they were on.
 #[case("nodeStartup", &["mutatingadmissionpolicies/create", "nodestartuprules/watch", "nodestartuprules/status"], &[])]
 #[case("sizing", &["flexdaemonsettemplates", "pods/resize"], &[])]
 #[case("spread", &["pods/eviction", "poddisruptionbudgets", "groundcrew-spread"], &[])]
 #[case("timestamp", &[], &[])]
-#[case("warmup", &["pods/status", "warmupconfigs"], &["DaemonSet/groundcrew-agent", "ServiceAccount/groundcrew-agent",
+#[case("warmup", &["leases/watch", "warmupconfigs"], &["DaemonSet/groundcrew-agent", "ServiceAccount/groundcrew-agent",
     "ValidatingAdmissionPolicy/groundcrew-agent-pods", "NetworkPolicy/groundcrew-agent"])]
 #[tokio::test]
 async fn a_feature_that_is_off_leaves_neither_objects_nor_rights(

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use groundcrew_testbed::{Cluster, Groundcrew, Layer};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
@@ -185,12 +186,27 @@ async fn a_storm_of_other_writers_repeats_no_request_and_a_replaced_pod_gets_onl
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn uninstalling_leaves_no_gate_shut() -> anyhow::Result<()> {
+async fn turned_off_or_removed_it_leaves_no_gate_shut() -> anyhow::Result<()> {
     let cluster = Cluster::start(Layer::Api).await?;
     add_node(&cluster, NODE).await?;
     let namespace = cluster.namespace("last").await?;
     let pods: Api<Pod> = namespace.api();
     let server = Server::start().await?;
+
+    // The agents are gone with the feature; their leases tell the leader that there may be gates of ours.
+    let (_, _) = agent(&cluster, "agent").await?.terminate().await?;
+    up(&pods, asking("off-ready", &server, &[("failure-policy", "closed")])).await?;
+    pods.create(&PostParams::default(), &gated(asking("off-pending", &server, &[]))).await?;
+    let _off = Groundcrew::builder(&cluster).config_yaml("warmup: {enabled: false}\n").start().await?;
+    for name in ["off-ready", "off-pending"] {
+        let opened = cluster.wait_for(&pods, name, "gate open", SOON, is_open).await?;
+        assert_eq!(reason(&opened), "AgentUnavailable");
+        assert_eq!(message(&opened), "warm-up is turned off; ready without warm-up");
+    }
+    let leases: Api<Lease> = Api::namespaced(cluster.client(), "groundcrew-system");
+    cluster.wait_gone(&leases, "groundcrew-agent.node-a", SOON).await?;
+
+    // It has done its part: a gate that comes later is somebody else's.
     up(&pods, asking("ready", &server, &[])).await?;
     pods.create(&PostParams::default(), &gated(asking("pending", &server, &[]))).await?;
     let mut command = Groundcrew::builder(&cluster).command("open-gates").spawn().await?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use groundcrew_testbed::{Cluster, FaultyApi, Groundcrew, Layer, Proxy};
 use http::{Method, StatusCode};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::Api;
+use kube::api::{Api, DeleteParams};
 
 use crate::support::{NODE, QUICK, SOON, Server, add_node, agent, asking, is_open, message, reason, up};
 
@@ -40,7 +40,7 @@ async fn refused_writes_are_repeated_and_requests_are_not() -> anyhow::Result<()
     let cluster = Cluster::start(Layer::Api).await?;
     add_node(&cluster, NODE).await?;
     let api = FaultyApi::start(&cluster).await?;
-    let _agent = Groundcrew::builder(&cluster)
+    let agent = Groundcrew::builder(&cluster)
         .name("agent")
         .agent(NODE)
         .config_yaml(QUICK)
@@ -49,6 +49,7 @@ async fn refused_writes_are_repeated_and_requests_are_not() -> anyhow::Result<()
         .await?;
     let namespace = cluster.namespace("busy").await?;
     let pods: Api<Pod> = namespace.api();
+    let cancelled = format!("kube_booster_warmup_total{{namespace=\"{}\",result=\"cancelled\"}}", namespace.name());
 
     // Every write of the status is refused in every way before it is taken: the start, and the end.
     let writes = AtomicUsize::new(0);
@@ -74,6 +75,33 @@ async fn refused_writes_are_repeated_and_requests_are_not() -> anyhow::Result<()
     up(&pods, asking("lucky", &server, &[("requests", "10"), ("duration", "1s")])).await?;
     let warm = cluster.wait_for(&pods, "lucky", "gate open", SOON, is_open).await?;
     assert_eq!((reason(&warm), server.hits().len()), ("WarmupComplete", 10), "{}", message(&warm));
+
+    // A WarmupConfig that cannot be read yet: that somebody waits is on the pod, however often the write is refused.
+    let writes = AtomicUsize::new(0);
+    api.refuse(move |method, uri| {
+        let is_write = *method == Method::PATCH && uri.path().ends_with("/status");
+        let refused = uri.path().contains("/warmupconfigs/") || (is_write && writes.fetch_add(1, Ordering::SeqCst) < 3);
+        refused.then_some(StatusCode::SERVICE_UNAVAILABLE)
+    });
+    up(&pods, asking("config", &server, &[("config", "nowhere")])).await?;
+    cluster.wait_for(&pods, "config", "queued", SOON, |p| reason(p) == "WarmupQueued").await?;
+    api.heal();
+    let opened = cluster.wait_for(&pods, "config", "gate open", SOON, is_open).await?;
+    assert!(message(&opened).contains("\"nowhere\" does not exist"), "{}", message(&opened));
+
+    // An agent that has lost its lease may not write, but it must not send to the address of a pod that is gone.
+    let server = Server::start().await?;
+    up(&pods, asking("leaving", &server, &[("requests", "600"), ("duration", "60s")])).await?;
+    server.wait_hits(1).await?;
+    api.refuse(|method, uri| {
+        (*method == Method::PATCH && uri.path().contains("/leases/")).then_some(StatusCode::SERVICE_UNAVAILABLE)
+    });
+    agent.wait_metric("groundcrew_leader 0", SOON).await?;
+    pods.delete("leaving", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
+    agent.wait_metric(&format!("{cancelled} 1"), Duration::from_secs(10)).await?;
+    let sent = server.hits().len();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(server.hits().len(), sent);
     Ok(())
 }
 

@@ -94,6 +94,14 @@ fn a_cap_is_mentioned() {
 }
 
 #[test]
+fn a_step_that_was_ended_is_mentioned() {
+    let cut = Some(Cut::Step("login".to_owned(), Duration::from_secs(30)));
+    let tally = Tally { planned: 100, cut, ..ran(40, 40) };
+    let message = attempt(1).ended(&Outcome::Ran(tally), OPEN, NOW, 0.0).message;
+    assert!(message.ends_with(", step \"login\" ended by its timeout of 30s with 40 of 100 sent"), "{message}");
+}
+
+#[test]
 fn what_was_handed_over_counts() {
     let write = attempt(1).handed_over(4, 3);
     assert_eq!((write.reason, write.state.phase), (Reason::WarmupRunning, Phase::HandedOver));

@@ -267,7 +267,8 @@ fn a_request_gets_its_share_of_the_duration_within_bounds(#[case] n: &str, #[cas
 
 #[test]
 fn converging_without_a_count_takes_what_fits_into_the_duration() {
-    assert_eq!(read(&[("warmup-mode", "converge")]).unwrap().requests, MAX_REQUESTS);
+    let rules = read(&[("warmup-mode", "converge")]).unwrap();
+    assert_eq!((rules.requests, rules.request_timeout()), (MAX_REQUESTS, Duration::from_secs(10)));
     assert_eq!(read(&[("warmup-mode", "converge"), ("warmup-requests", "7")]).unwrap().requests, 7);
 }
 

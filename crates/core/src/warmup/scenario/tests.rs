@@ -144,3 +144,21 @@ fn an_expected_status_counts_exactly() {
 fn paths_are_simple(#[case] text: &str, #[case] ok: bool) {
     assert_eq!(Path::parse(text).is_ok(), ok);
 }
+
+#[test]
+fn values_are_small_and_what_they_are_filled_into_stays_so() {
+    let bomb = read(json!({"steps": [{"name": "s", "requests": [
+        {"name": "a", "extract": {"a": "$.a"}},
+        {"name": "b", "body": "{{a}}".repeat(13_107)},
+    ]}]}));
+    let requests = bomb.unwrap().steps.remove(0).requests;
+    let mut variables = Variables::new();
+    let body = |length: usize| json!({"a": "x".repeat(length)}).to_string();
+    requests[0].extract(body(8 * 1024).as_bytes(), &mut variables).unwrap();
+    let grown = requests[1].fill(&variables).unwrap_err();
+    assert_eq!(grown, "with its values filled in it is longer than 131072 bytes");
+    let large = requests[0].extract(body(8 * 1024 + 1).as_bytes(), &mut variables).unwrap_err();
+    assert!(large.starts_with("request \"a\": cannot extract a: a value may have 8192 bytes"), "{large}");
+    let larger = requests[0].extract(body(256 * 1024).as_bytes(), &mut variables).unwrap_err();
+    assert!(larger.contains("the response is longer than 262144 bytes"), "{larger}");
+}

@@ -87,7 +87,7 @@ impl World {
     fn agent(&self, pod: &Pod, hand: &mut Hand, second: u64, now: Timestamp) -> Option<Write> {
         let end = |job: &Job, outcome: &Outcome| Some(job.attempt.ended(outcome, on_failure(job), now, 1.0));
         match std::mem::replace(hand, Hand::Empty) {
-            Hand::Empty => match pod.see(|seen| decide(seen, None, LONGEST, now, 1.0)) {
+            Hand::Empty => match pod.see(|seen| decide(seen, LONGEST, now, 1.0)) {
                 Verdict::Warm(job) => {
                     let queued = job.attempt.queued();
                     *hand = Hand::Waiting(*job, 0);

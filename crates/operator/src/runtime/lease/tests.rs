@@ -74,6 +74,21 @@ async fn crash_is_taken_over_after_the_lease_and_not_before() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_restarted_process_of_the_same_pod_waits_only_for_the_last_write_of_the_one_before() {
+    for (pod, least, most) in [(Some("agent"), S * 5, S * 6), (Some("agen"), S * 14, S * 17), (None, S * 14, S * 17)] {
+        let server = Server::with(Some(vacant("default", "groundcrew")));
+        let mut before = Candidate::start(&server, "agent_abcdef", 1);
+        before.leads().await;
+        before.crash();
+        let start = Instant::now();
+        let after = Candidate::start_in(&server, "agent_ghijkl", pod, 2);
+        after.leads().await;
+        let took = start.elapsed();
+        assert!(took >= least && took < most, "{pod:?}: {took:?}");
+    }
+}
+
 /// A confirmed write counts from before it was sent: whoever saw it first has been waiting since then.
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_does_not_lengthen_the_term() {

@@ -165,8 +165,13 @@ pub(super) struct Candidate {
 
 impl Candidate {
     pub(super) fn start(server: &Arc<Mutex<Server>>, name: &str, seed: u64) -> Self {
+        Self::start_in(server, name, None, seed)
+    }
+
+    pub(super) fn start_in(server: &Arc<Mutex<Server>>, name: &str, pod: Option<&str>, seed: u64) -> Self {
         let link = Arc::new(Mutex::new(Link::default()));
-        let settings = LeaseSettings { seed, ..LeaseSettings::new("default", "groundcrew", name) };
+        let pod = pod.map(str::to_owned);
+        let settings = LeaseSettings { seed, pod, ..LeaseSettings::new("default", "groundcrew", name) };
         let (elector, leadership) = Elector::new(client(server, &link, seed), settings);
         let stopped = Arc::new(Mutex::new(Instant::now()));
         let mut candidate = Self { leadership, link, stopped, shutdown: CancellationToken::new(), tasks: Vec::new() };
