@@ -15,7 +15,7 @@ use crate::support::{chart, committed, default_values, features, read, set, titl
 /// Replaced by the release's namespace when the chart is rendered.
 const NAMESPACE: &str = "@namespace@";
 /// Replaced by that of the replicas' lease.
-const ELECTION: (&str, &str) = ("controller.leaderElection.namespace", "@election@");
+const ELECTION: (&str, &str) = ("controller.leaderElection.namespace", "namespace-of-the-lease");
 
 /// Who may do what. Workloads are templates, because people want to change them; everything else of an installation is
 /// made by the operator itself.
