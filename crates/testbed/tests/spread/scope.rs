@@ -1,6 +1,6 @@
 //! Which workloads are split, and how they say so.
 
-use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::api::core::v1::{Affinity, Namespace, ServiceAccount};
 
 use super::*;
 
@@ -52,7 +52,10 @@ async fn only_selected_namespaces_and_readable_rules_are_managed() -> anyhow::Re
         pods.len() == 2
             && pods.iter().all(|p| is_ready(p) && p.spec.as_ref().is_some_and(|s| s.node_selector.is_none()))
     };
-    scene.create(&workload::<Deployment>("Deployment", "outside", 2, &percentage)).await?;
+    let mut outside: Deployment = workload("Deployment", "outside", 2, &percentage);
+    let template = outside.spec.as_mut().and_then(|s| s.template.spec.as_mut()).expect("a template");
+    template.affinity = Some(rather_on_demand()?);
+    scene.create(&outside).await?;
     let of = |app: &str| watcher::Config::default().labels(&format!("app={app}"));
     let pods: Api<Pod> = scene.namespace.api();
     scene.cluster.wait_for_list(&pods, of("outside"), "left alone", SOON, unplaced).await?;
@@ -80,6 +83,15 @@ async fn only_selected_namespaces_and_readable_rules_are_managed() -> anyhow::Re
     let there = |e: &&AuditEvent| e.object_ref.as_ref().is_some_and(|o| o.namespace == "exempt");
     assert_eq!(evictions.iter().filter(there).count(), 0, "evicted for nothing");
     Ok(())
+}
+
+/// Where pods go as long as nobody places them.
+fn rather_on_demand() -> anyhow::Result<Affinity> {
+    let on_demand = json!({"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]});
+    let term = json!({"weight": 100, "preference": {"matchExpressions": [on_demand]}});
+    Ok(serde_json::from_value(json!({
+        "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]},
+    }))?)
 }
 
 /// A workload that opted in, on the wrong class, where the namespace selector matches and admission does not look.
