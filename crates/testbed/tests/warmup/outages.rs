@@ -76,8 +76,20 @@ async fn refused_writes_are_repeated_and_requests_are_not() -> anyhow::Result<()
     let warm = cluster.wait_for(&pods, "lucky", "gate open", SOON, is_open).await?;
     assert_eq!((reason(&warm), server.hits().len()), ("WarmupComplete", 10), "{}", message(&warm));
 
-    // An agent that has lost its lease may not write, but it must not send to the address of a pod that is gone.
+    // A WarmupConfig that cannot be read yet: that somebody waits is on the pod, however often the write is refused.
+    let writes = AtomicUsize::new(0);
+    api.refuse(move |method, uri| {
+        let is_write = *method == Method::PATCH && uri.path().ends_with("/status");
+        let refused = uri.path().contains("/warmupconfigs/") || (is_write && writes.fetch_add(1, Ordering::SeqCst) < 3);
+        refused.then_some(StatusCode::SERVICE_UNAVAILABLE)
+    });
+    up(&pods, asking("config", &server, &[("config", "nowhere")])).await?;
+    cluster.wait_for(&pods, "config", "queued", SOON, |p| reason(p) == "WarmupQueued").await?;
     api.heal();
+    let opened = cluster.wait_for(&pods, "config", "gate open", SOON, is_open).await?;
+    assert!(message(&opened).contains("WarmupConfig \"nowhere\""), "{}", message(&opened));
+
+    // An agent that has lost its lease may not write, but it must not send to the address of a pod that is gone.
     let server = Server::start().await?;
     up(&pods, asking("leaving", &server, &[("requests", "600"), ("duration", "60s")])).await?;
     server.wait_hits(1).await?;
