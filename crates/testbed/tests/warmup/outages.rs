@@ -87,7 +87,7 @@ async fn refused_writes_are_repeated_and_requests_are_not() -> anyhow::Result<()
     cluster.wait_for(&pods, "config", "queued", SOON, |p| reason(p) == "WarmupQueued").await?;
     api.heal();
     let opened = cluster.wait_for(&pods, "config", "gate open", SOON, is_open).await?;
-    assert!(message(&opened).contains("\"nowhere\" does not exist"), "{}", message(&opened));
+    assert!(message(&opened).contains("WarmupConfig \"nowhere\""), "{}", message(&opened));
 
     // An agent that has lost its lease may not write, but it must not send to the address of a pod that is gone.
     let server = Server::start().await?;
