@@ -8,12 +8,12 @@
 //! of [`manifests`]; every step finds what an earlier run left.
 
 pub mod manifests;
+mod stopping;
 
 use std::fmt::Debug;
 use std::time::Duration;
 
 use groundcrew_core::config::Config;
-use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -22,7 +22,7 @@ use kube::api::{Api, DeleteParams, ListParams};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::cli::Settings;
 use crate::manifests::{
@@ -32,10 +32,9 @@ use crate::run::{WATCH_TIMEOUT, runtime};
 use crate::runtime::client::{self, Clients};
 use crate::telemetry::Telemetry;
 use crate::{node_startup, warmup};
+use stopping::{Stopping, Verdict};
 
 const CALL: Duration = Duration::from_secs(10);
-/// Pods get 20 seconds to end; a lease whose holder died runs out in 15.
-const STOPPED: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(500);
 
 pub fn main(settings: &Settings, config: &Config) -> Result<(), String> {
@@ -52,7 +51,13 @@ pub fn main(settings: &Settings, config: &Config) -> Result<(), String> {
 
 async fn run(clients: &Clients, config: &Config, namespace: &str) -> Result<(), String> {
     let client = &clients.write;
-    stop(client, namespace).await?;
+    if let Some(other) = installed_in(client).await?.filter(|other| other != namespace) {
+        return Err(format!(
+            "groundcrew is installed in {other}, not in {namespace}: run this with --namespace {other}"
+        ));
+    }
+    let election = config.controller.leader_election.namespace_or(namespace);
+    stop(client, namespace, election).await?;
     delete(&Api::<MutatingWebhookConfiguration>::all(client.clone()), NAME).await?;
     delete(&Api::<ValidatingWebhookConfiguration>::all(client.clone()), NAME).await?;
     node_startup::cleanup::run(clients, config, namespace).await?;
@@ -62,7 +67,7 @@ async fn run(clients: &Clients, config: &Config, namespace: &str) -> Result<(), 
     for lease in list(&leases, &warmup::agent_leases()).await? {
         delete(&leases, &lease.name_any()).await?;
     }
-    delete(&leases, NAME).await?;
+    delete(&Api::<Lease>::namespaced(client.clone(), election), NAME).await?;
     delete(&Api::<Secret>::namespaced(client.clone(), namespace), CERTIFICATE_SECRET).await?;
     let records: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     for name in [WEBHOOK_RECORD, SPREAD_MEMORY, NODE_STARTUP_RECORD] {
@@ -72,42 +77,38 @@ async fn run(clients: &Clients, config: &Config, namespace: &str) -> Result<(), 
     Ok(())
 }
 
+/// In which namespace an installation serves the webhooks that are registered, if by a Service.
+async fn installed_in(client: &Client) -> Result<Option<String>, String> {
+    let mutating = Api::<MutatingWebhookConfiguration>::all(client.clone());
+    let validating = Api::<ValidatingWebhookConfiguration>::all(client.clone());
+    let mutating = answer(mutating.get_opt(NAME)).await?.and_then(|found| found.webhooks);
+    let validating = answer(validating.get_opt(NAME)).await?.and_then(|found| found.webhooks);
+    let mutating = mutating.into_iter().flatten().map(|webhook| webhook.client_config);
+    let validating = validating.into_iter().flatten().map(|webhook| webhook.client_config);
+    Ok(mutating.chain(validating).find_map(|called| Some(called.service?.namespace)))
+}
+
 /// Whatever is taken back below, a running operator would put there again.
-async fn stop(client: &Client, namespace: &str) -> Result<(), String> {
+async fn stop(client: &Client, namespace: &str, election: &str) -> Result<(), String> {
     delete(&Api::<Deployment>::namespaced(client.clone(), namespace), NAME).await?;
     delete(&Api::<DaemonSet>::namespaced(client.clone(), namespace), warmup::manifests::AGENT).await?;
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-    let began = Instant::now();
-    let mut first_renewal = None;
+    let leases: Api<Lease> = Api::namespaced(client.clone(), election);
+    let mut stopping = Stopping::new(Instant::now());
     loop {
-        let left = list(&pods, &manifests::running_parts()).await?.len();
+        let left = list(&pods, &manifests::running_parts()).await?;
         let lease = answer(leases.get_opt(NAME)).await?;
-        let holder = lease.as_ref().and_then(|lease| holder(lease, Timestamp::now()));
-        let late = began.elapsed() > STOPPED;
-        match holder {
-            None if left == 0 => return Ok(()),
-            None if late => return Err(format!("{left} pods of groundcrew do not end")),
-            None => {}
-            Some((name, renewed)) => {
-                // Without pods that could still be ending, whoever renews runs elsewhere and goes on.
-                let goes_on = left == 0 && renewed != *first_renewal.get_or_insert(renewed);
-                if goes_on || late {
-                    return Err(format!("the operator still runs: {name} holds the lease; stop it and run this again"));
+        match stopping.look(&left, lease, Instant::now()) {
+            Verdict::Wait => sleep(LOOK).await,
+            Verdict::Refused(why) => return Err(why),
+            Verdict::Stopped(stuck) => {
+                for pod in stuck {
+                    warn!(pod, "its node does not say that it ended; going on without it");
                 }
+                return Ok(());
             }
         }
-        sleep(LOOK).await;
     }
-}
-
-/// Who leads, if anybody still may, and when that was last confirmed.
-fn holder(lease: &Lease, now: Timestamp) -> Option<(&str, Timestamp)> {
-    let spec = lease.spec.as_ref()?;
-    let holder = spec.holder_identity.as_deref().filter(|holder| !holder.is_empty())?;
-    let renewed = spec.renew_time.as_ref()?.0;
-    let lasts = i64::from(spec.lease_duration_seconds.unwrap_or_default());
-    (now.as_second() <= renewed.as_second().saturating_add(lasts)).then_some((holder, renewed))
 }
 
 async fn list<K>(api: &Api<K>, labels: &str) -> Result<Vec<K>, String>
@@ -152,32 +153,5 @@ async fn answer<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Fai
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Err(Failure::Gone),
         Ok(Err(error)) => Err(Failure::Other(error.to_string())),
         Err(_) => Err(Failure::Other(format!("no answer within {CALL:?}"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use k8s_openapi::api::coordination::v1::LeaseSpec;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-
-    use super::*;
-
-    #[test]
-    fn a_lease_is_held_until_it_runs_out_or_is_given_back() {
-        let renewed: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        let lease = |holder: &str| Lease {
-            spec: Some(LeaseSpec {
-                holder_identity: Some(holder.to_owned()),
-                renew_time: Some(MicroTime(renewed)),
-                lease_duration_seconds: Some(15),
-                ..LeaseSpec::default()
-            }),
-            ..Lease::default()
-        };
-        let after = |seconds| renewed + Duration::from_secs(seconds);
-        assert_eq!(holder(&lease("a"), after(15)), Some(("a", renewed)));
-        assert_eq!(holder(&lease("a"), after(16)), None);
-        assert_eq!(holder(&lease(""), after(1)), None);
-        assert_eq!(holder(&Lease::default(), after(1)), None);
     }
 }

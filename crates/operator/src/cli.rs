@@ -144,7 +144,7 @@ pub fn main() -> ExitCode {
         Command::Manifests(m) => {
             let namespace = m.settings.namespace.as_deref().unwrap_or(manifests::DEFAULT_NAMESPACE);
             print(&manifests::yaml(&match m.cleanup {
-                true => cleanup::manifests::objects(namespace, &m.image),
+                true => cleanup::manifests::objects(&config, namespace, &m.image),
                 false => manifests::objects(&config, namespace, &m.image),
             }));
             Ok(())

@@ -25,6 +25,8 @@ pub struct Row {
     pub enabled: fn(&Config) -> bool,
     /// What it may do in the whole cluster.
     pub permissions: fn(&Config) -> Vec<PolicyRule>,
+    /// What it may do in the operator's own namespace.
+    pub own_permissions: fn() -> Vec<PolicyRule>,
     /// What the API server is to send us for it.
     pub entries: fn(&Config, &Namespaces) -> Vec<Entry>,
     /// The kinds it brings along.
@@ -77,6 +79,12 @@ pub fn permissions(config: &Config) -> Vec<PolicyRule> {
     rules
 }
 
+/// What the features may do in the operator's own namespace.
+#[must_use]
+pub fn own_permissions(config: &Config) -> Vec<PolicyRule> {
+    enabled(config).flat_map(|row| (row.own_permissions)()).collect()
+}
+
 /// Starts the enabled features, and what those that are off have to take back.
 pub fn start(context: &Context, registry: &mut Registry) {
     for row in enabled(&context.config) {
@@ -93,10 +101,11 @@ pub fn definitions(config: &Config) -> Vec<CustomResourceDefinition> {
     enabled(config).flat_map(definitions::of).collect()
 }
 
-/// What the operator's own pods tolerate.
+/// What the operator's own pods tolerate. That of a feature that is off as well: nodes that it held are released by the
+/// operator alone, and perhaps there are no others to start it on.
 #[must_use]
 pub fn tolerations(config: &Config) -> Vec<Toleration> {
-    if config.node_startup.enabled { node_startup::tolerations(config) } else { Vec::new() }
+    node_startup::tolerations(config)
 }
 
 /// Where the API server finds the webhooks.

@@ -1,6 +1,6 @@
 //! Everything an installation consists of, as data; `groundcrew manifests` prints it.
 
-use groundcrew_core::config::Config;
+use groundcrew_core::config::{CertificateSource, Config};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::features;
 
 pub(crate) mod common;
 
-use common::{config_annotation, config_mounts, config_volumes, from_field, ports, probe, selector};
+use common::{config_annotation, config_mount, config_volume, from_field, ports, probe, selector};
 
 /// The name of every object that is ours alone.
 pub const NAME: &str = "groundcrew";
@@ -21,6 +21,10 @@ pub const CERTIFICATE_SECRET: &str = "groundcrew-webhook-tls";
 pub const WEBHOOK_RECORD: &str = "groundcrew-webhooks";
 /// Remembers moves and droughts of `spread`.
 pub const SPREAD_MEMORY: &str = "groundcrew-spread";
+/// A pair of somebody else, for `webhook.certDir`; the chart has cert-manager write it.
+const GIVEN_CERTIFICATE_SECRET: &str = "groundcrew-webhook-cert";
+/// The role for the lease, which may be in another namespace than the rest.
+const ELECTION: &str = "groundcrew-leader-election";
 /// Remembers which startup taints are ours to remove.
 pub const NODE_STARTUP_RECORD: &str = "groundcrew-node-startup";
 
@@ -45,9 +49,11 @@ pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
     ];
     all.extend(features::definitions(config).iter().map(value));
     all.extend(role(NAME, "ClusterRole", None, namespace, cluster_rules(config)));
-    all.extend(role(NAME, "Role", Some(namespace), namespace, own_namespace_rules()));
+    all.extend(role(NAME, "Role", Some(namespace), namespace, own_namespace_rules(config)));
+    let election = config.controller.leader_election.namespace_or(namespace);
+    all.extend(bound_role(ELECTION, "Role", Some(election), (NAME, namespace), election_rules()));
     // Never held: the first leader of a new installation need not wait.
-    all.push(value(&crate::runtime::lease::vacant(namespace, NAME)));
+    all.push(value(&crate::runtime::lease::vacant(election, NAME)));
     all.push(common::config_map(config, namespace));
     all.push(service(config, namespace));
     all.push(deployment(config, namespace, image));
@@ -84,13 +90,25 @@ pub(crate) fn role(
     account_namespace: &str,
     rules: Vec<PolicyRule>,
 ) -> [Value; 2] {
+    bound_role(name, kind, namespace, (name, account_namespace), rules)
+}
+
+/// A role and its binding to an account: its name and namespace.
+pub(crate) fn bound_role(
+    name: &str,
+    kind: &str,
+    namespace: Option<&str>,
+    account: (&str, &str),
+    rules: Vec<PolicyRule>,
+) -> [Value; 2] {
+    let (account, account_namespace) = account;
     let api_version = "rbac.authorization.k8s.io/v1";
     [
         json!({"apiVersion": api_version, "kind": kind, "metadata": meta(name, namespace), "rules": rules}),
         json!({
             "apiVersion": api_version, "kind": format!("{kind}Binding"), "metadata": meta(name, namespace),
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
-            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": account_namespace}],
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": account_namespace}],
         }),
     ]
 }
@@ -136,15 +154,21 @@ fn definition_rules(config: &Config) -> Vec<PolicyRule> {
     vec![rule(group, &resources, &["create"], &[]), rule(group, &resources, &["get", "patch"], &names)]
 }
 
-fn own_namespace_rules() -> Vec<PolicyRule> {
+fn election_rules() -> Vec<PolicyRule> {
     vec![
         rule("coordination.k8s.io", &["leases"], &["create"], &[]),
         rule("coordination.k8s.io", &["leases"], &["get", "patch"], &[NAME]),
+    ]
+}
+
+fn own_namespace_rules(config: &Config) -> Vec<PolicyRule> {
+    let mut rules = vec![
         rule("", &["secrets", "configmaps"], &["create"], &[]),
         rule("", &["configmaps"], &["get", "patch"], &[WEBHOOK_RECORD, NODE_STARTUP_RECORD]),
-        rule("", &["configmaps"], &["list", "watch", "patch"], &[SPREAD_MEMORY]),
         rule("", &["secrets"], &["get", "list", "watch", "patch"], &[CERTIFICATE_SECRET]),
-    ]
+    ];
+    rules.extend(features::own_permissions(config));
+    rules
 }
 
 fn service(config: &Config, namespace: &str) -> Value {
@@ -181,6 +205,11 @@ fn disruption_budget(namespace: &str) -> Value {
 fn deployment(config: &Config, namespace: &str, image: &str) -> Value {
     let mut open = vec![json!({"name": "webhook", "containerPort": config.webhook.port})];
     open.extend(ports(config));
+    let (mut mounts, mut volumes) = (vec![config_mount()], vec![config_volume()]);
+    if config.webhook.certificates.source == CertificateSource::Files {
+        mounts.push(json!({"name": "tls", "mountPath": config.webhook.cert_dir, "readOnly": true}));
+        volumes.push(json!({"name": "tls", "secret": {"secretName": GIVEN_CERTIFICATE_SECRET}}));
+    }
     let container = json!({
         "name": "groundcrew",
         "image": image,
@@ -192,7 +221,7 @@ fn deployment(config: &Config, namespace: &str, image: &str) -> Value {
         "readinessProbe": probe("/readyz"),
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         "securityContext": container_security(),
-        "volumeMounts": config_mounts(),
+        "volumeMounts": mounts,
     });
     let apart = json!({
         "weight": 100,
@@ -213,7 +242,7 @@ fn deployment(config: &Config, namespace: &str, image: &str) -> Value {
         "topologySpreadConstraints": [zones],
         "terminationGracePeriodSeconds": 20,
         "containers": [container],
-        "volumes": config_volumes(),
+        "volumes": volumes,
     });
     let tolerations = features::tolerations(config);
     if let (false, Some(pod)) = (tolerations.is_empty(), pod.as_object_mut()) {
@@ -244,7 +273,7 @@ mod tests {
     #[test]
     fn no_rule_has_a_wildcard_or_reads_secrets_elsewhere() {
         let config = default_config();
-        for rule in cluster_rules(&config).iter().chain(&own_namespace_rules()) {
+        for rule in cluster_rules(&config).iter().chain(&own_namespace_rules(&config)) {
             let texts = [&rule.api_groups, &rule.resources, &Some(rule.verbs.clone())];
             assert!(texts.iter().all(|t| !t.iter().flatten().any(|s| s == "*")), "{rule:?}");
         }
@@ -254,16 +283,54 @@ mod tests {
     }
 
     #[test]
-    fn a_feature_turned_off_takes_its_permissions_along() {
+    fn without_features_these_rights_are_left() {
         let off = serde_json::json!({
             "nodeStartup": {"enabled": false}, "sizing": {"enabled": false}, "spread": {"enabled": false},
             "timestamp": {"enabled": false}, "warmup": {"enabled": false},
         });
         let off = groundcrew_core::config::load(off, vec![]).unwrap();
-        let reads_pods =
-            |config: &Config| cluster_rules(config).iter().any(|r| r.resources.iter().flatten().any(|r| r == "pods"));
-        assert!(reads_pods(&default_config()));
-        assert!(!reads_pods(&off));
+        let spelled = |rules: Vec<PolicyRule>| -> Vec<String> {
+            let all = rules.into_iter().map(|rule| {
+                let list = |texts: Option<Vec<String>>| texts.unwrap_or_default().join(",");
+                format!("{} {} {}", rule.verbs.join(","), list(rule.resources), list(rule.resource_names))
+            });
+            all.map(|line| line.trim_end().to_owned()).collect()
+        };
+        assert_eq!(
+            spelled(cluster_rules(&off)),
+            [
+                "create mutatingwebhookconfigurations,validatingwebhookconfigurations",
+                "get,list,watch,patch,delete mutatingwebhookconfigurations,validatingwebhookconfigurations groundcrew",
+                "create,patch events",
+                // For taking back what node_startup did while it was on.
+                "list,patch nodes",
+                "list,patch nodestartuprules",
+                "list,delete mutatingadmissionpolicies,mutatingadmissionpolicybindings",
+            ]
+        );
+        assert_eq!(
+            spelled(own_namespace_rules(&off)),
+            [
+                "create secrets,configmaps",
+                "get,patch configmaps groundcrew-webhooks,groundcrew-node-startup",
+                "get,list,watch,patch secrets groundcrew-webhook-tls",
+            ]
+        );
+        assert!(cluster_rules(&default_config()).len() > 6 && own_namespace_rules(&default_config()).len() > 3);
+    }
+
+    #[test]
+    fn only_what_an_agent_reads_restarts_the_agents() {
+        let template = |file: Value, kind: &str| {
+            let config = groundcrew_core::config::load(file, vec![]).unwrap();
+            let all = objects(&config, "here", "groundcrew:test");
+            let found = all.into_iter().find(|object| object["kind"] == kind).unwrap();
+            found["spec"]["template"].clone()
+        };
+        let (usual, other) = (json!({}), json!({"spread": {"maxMoves": 3}}));
+        assert_eq!(template(usual.clone(), "DaemonSet"), template(other.clone(), "DaemonSet"));
+        assert_ne!(template(usual.clone(), "Deployment"), template(other, "Deployment"));
+        assert_ne!(template(usual, "DaemonSet"), template(json!({"warmup": {"maxRps": 3}}), "DaemonSet"));
     }
 
     #[test]

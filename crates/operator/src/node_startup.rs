@@ -57,6 +57,7 @@ pub const ROW: Row = Row {
     feature: Feature::NodeStartup,
     enabled: |config| config.node_startup.enabled,
     permissions,
+    own_permissions: Vec::new,
     entries,
     crds: || vec![NodeStartupRule::crd()],
     admission: |_, _| None,

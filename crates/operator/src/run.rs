@@ -137,6 +137,8 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
         let process = Process::start(settings, config).await?;
         let mut registry = Registry::default();
         let (context, elector) = process.context(&mut registry, process.election());
+        // Of the replicas alone: an agent that holds its node's lease leads nobody.
+        context.leadership.register(&mut registry);
         process.serve_webhook(&context, &mut registry).await?;
         if context.config.controller.enabled {
             definitions::start(&context);
@@ -178,7 +180,8 @@ impl Process {
             _ => DEFAULT_NAMESPACE.to_owned(),
         };
         if !in_cluster {
-            prepare_namespace(&clients, &namespace).await;
+            let election = config.controller.leader_election.namespace_or(&namespace);
+            prepare_namespaces(&clients, &namespace, election).await;
         }
         let readiness = Readiness::default();
         let started = readiness.check("startup");
@@ -200,7 +203,7 @@ impl Process {
     /// The lease of the replicas, if they have to agree.
     fn election(&self) -> Option<LeaseSettings> {
         let election = &self.config.controller.leader_election;
-        let namespace = election.namespace.clone().unwrap_or_else(|| self.namespace.clone());
+        let namespace = election.namespace_or(&self.namespace);
         election.enabled.then(|| LeaseSettings::new(namespace, NAME, identity()))
     }
 
@@ -213,7 +216,6 @@ impl Process {
             }
             None => (None, Leadership::always()),
         };
-        leadership.register(registry);
         let (events, send_events) = Events::prepare(self.clients.write.clone(), registry, self.stopping.clone());
         self.tasks.spawn(send_events);
         let writer = Writer::new(self.clients.write.clone(), leadership.clone(), apply::Metrics::register(registry));
@@ -385,20 +387,31 @@ async fn remove_registration(context: &Context) {
 
 /// Outside the cluster perhaps nothing was installed before: then the namespace is made, and in a namespace that is new
 /// nobody can hold the lease, so it is made vacant and the first leader need not wait it out.
-async fn prepare_namespace(clients: &Clients, namespace: &str) {
-    let leases: Api<Lease> = Api::namespaced(clients.write.clone(), namespace);
+async fn prepare_namespaces(clients: &Clients, own: &str, election: &str) {
+    let leases: Api<Lease> = Api::namespaced(clients.write.clone(), election);
     if let Ok(Ok(_)) = timeout(CALL_TIMEOUT, leases.get_metadata(NAME)).await {
         return;
     }
+    if own != election {
+        create_namespace(clients, own).await;
+    }
+    if create_namespace(clients, election).await {
+        let lease = vacant(election, NAME);
+        let _ = timeout(CALL_TIMEOUT, leases.create(&PostParams::default(), &lease)).await;
+    }
+}
+
+/// Whether it was not there before.
+async fn create_namespace(clients: &Clients, namespace: &str) -> bool {
     let namespaces: Api<Namespace> = Api::all(clients.write.clone());
     let mut object = Namespace::default();
     object.metadata.name = Some(namespace.to_owned());
     let made = timeout(CALL_TIMEOUT, namespaces.create(&PostParams::default(), &object)).await;
-    if let Ok(Ok(_)) = made {
-        let lease = vacant(namespace, NAME);
-        let _ = timeout(CALL_TIMEOUT, leases.create(&PostParams::default(), &lease)).await;
+    let made = matches!(made, Ok(Ok(_)));
+    if made {
         info!(namespace, "namespace created");
     }
+    made
 }
 
 async fn stop_signal() {

@@ -42,6 +42,7 @@ pub const ROW: Row = Row {
         }
         rules
     },
+    own_permissions: Vec::new,
     entries: |_, _| vec![entry()],
     crds,
     objects: |_, _, _| Vec::new(),

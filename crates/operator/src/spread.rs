@@ -62,6 +62,7 @@ pub const ROW: Row = Row {
         }
         rules
     },
+    own_permissions: || vec![manifests::rule("", &["configmaps"], &["list", "watch", "patch"], &[SPREAD_MEMORY])],
     entries: |_, namespaces| vec![entry(namespaces.clone()), validate::entry(namespaces.clone())],
     crds: Vec::new,
     objects: |_, _, _| Vec::new(),

@@ -30,6 +30,7 @@ pub const ROW: Row = Row {
     feature: Feature::Timestamp,
     enabled: |config| config.timestamp.enabled,
     permissions: |_| vec![rule("", &["pods"], &["get", "list", "watch", "patch"], &[])],
+    own_permissions: Vec::new,
     entries: |_, namespaces| vec![entry(namespaces.clone())],
     crds: Vec::new,
     admission: |_, _| Some(Box::new(Stamper)),

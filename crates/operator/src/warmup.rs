@@ -43,6 +43,7 @@ pub const ROW: Row = Row {
     feature: Feature::Warmup,
     enabled: |config| config.warmup.enabled,
     permissions,
+    own_permissions: Vec::new,
     entries: |_, namespaces| vec![entry(namespaces.clone()), validate::entry(namespaces.clone())],
     admission: |context, _| Some(Box::new(Gatekeeper { agents: agents::follow(context) })),
     crds: || vec![crd::WarmupConfig::crd()],

@@ -1,4 +1,4 @@
-//! What layer 4 takes from the machine itself: root, runc, CNI plugins, iptables and a static busybox.
+//! What layer 4 takes from the machine itself: root, runc, CNI plugins, iptables, a static busybox and openssl.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,15 @@ pub(crate) const BRIDGE: &str = "gc-testbed0";
 pub(crate) const BRIDGE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 1);
 
 /// A program and the Debian package that holds it.
-const PROGRAMS: [(&str, &str); 5] =
-    [("runc", "runc"), ("iptables", "iptables"), ("busybox", "busybox-static"), ("ip", "iproute2"), ("mount", "mount")];
+const PROGRAMS: [(&str, &str); 6] = [
+    ("runc", "runc"),
+    ("iptables", "iptables"),
+    ("busybox", "busybox-static"),
+    ("ip", "iproute2"),
+    ("mount", "mount"),
+    // For `make generate-certs`.
+    ("openssl", "openssl"),
+];
 
 /// Root's tools are often outside of a user's PATH.
 pub(crate) const SYSTEM_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];

@@ -16,6 +16,7 @@ mod audit;
 mod cert_manager;
 mod cluster;
 mod dump;
+mod everything;
 mod faulty;
 pub mod fetch;
 mod gobuild;

@@ -5,7 +5,7 @@ app.kubernetes.io/name: groundcrew
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
-{{/* The labels of the pods of one component: (list "operator" .) */}}
+{{/* The labels of the pods of one component: (list "operator") */}}
 {{- define "groundcrew.selector" -}}
 app.kubernetes.io/name: groundcrew
 app.kubernetes.io/component: {{ first . }}
@@ -18,10 +18,15 @@ app.kubernetes.io/component: {{ first . }}
 {{- end }}
 {{- end }}
 
-{{/* "true" when the certificate comes from a Secret that somebody else keeps. */}}
+{{/* The Secret of somebody else that the certificate comes from; empty when the operator makes its own. */}}
 {{- define "groundcrew.certificateSecret" -}}
 {{- if .Values.certificates.certManager.enabled }}groundcrew-webhook-cert
 {{- else }}{{ .Values.certificates.secretName }}{{ end }}
+{{- end }}
+
+{{/* Where the replicas' lease is. */}}
+{{- define "groundcrew.electionNamespace" -}}
+{{- .Values.config.controller.leaderElection.namespace | default .Release.Namespace }}
 {{- end }}
 
 {{/* The configuration file as the pods read it. */}}
@@ -50,10 +55,10 @@ app.kubernetes.io/component: {{ first . }}
 {{- if $holds }}true{{ end }}
 {{- end }}
 
-{{/* The taint of a phase that the operator's pods must tolerate to start at all. */}}
+{{/* The taint of a phase that the operator's pods must tolerate to start at all, also to release nodes that a feature
+     now off has held. */}}
 {{- define "groundcrew.tolerations" -}}
 {{- $startup := .Values.config.nodeStartup }}
-{{- if $startup.enabled }}
 {{- range $startup.phases }}
 {{- if kindIs "map" . }}
 - {key: {{ .taintKey | quote }}, operator: Exists}
@@ -65,7 +70,6 @@ app.kubernetes.io/component: {{ first . }}
 {{- end }}
 {{- range $startup.operatorTolerates }}
 - {key: {{ . | quote }}, operator: Exists}
-{{- end }}
 {{- end }}
 {{- with .Values.operator.tolerations }}
 {{ toYaml . }}

@@ -15,7 +15,7 @@ pub(crate) fn selector(component: &str) -> Value {
     json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/component": component})
 }
 
-/// The configuration as it was given.
+/// The configuration as it was given, flags and environment included.
 pub(crate) fn config_map(config: &Config, namespace: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta(NAME, Some(namespace)),
@@ -33,17 +33,27 @@ fn config_text(config: &Config) -> String {
 
 /// On a pod template: a changed configuration restarts the pods.
 pub(crate) fn config_annotation(config: &Config) -> Value {
+    checksum(&config_text(config))
+}
+
+/// The same for a part that reads only these sections.
+pub(crate) fn sections_annotation(config: &Config, sections: &[&str]) -> Value {
+    let read: Vec<Option<&Value>> = sections.iter().map(|section| config.given.get(section)).collect();
+    checksum(&json!(read).to_string())
+}
+
+fn checksum(text: &str) -> Value {
     let mut hasher = DefaultHasher::new();
-    config_text(config).hash(&mut hasher);
+    text.hash(&mut hasher);
     json!({"checksum/config": format!("{:016x}", hasher.finish())})
 }
 
-pub(crate) fn config_volumes() -> Value {
-    json!([{"name": "config", "configMap": {"name": NAME}}])
+pub(crate) fn config_volume() -> Value {
+    json!({"name": "config", "configMap": {"name": NAME}})
 }
 
-pub(crate) fn config_mounts() -> Value {
-    json!([{"name": "config", "mountPath": "/etc/groundcrew", "readOnly": true}])
+pub(crate) fn config_mount() -> Value {
+    json!({"name": "config", "mountPath": "/etc/groundcrew", "readOnly": true})
 }
 
 /// A variable with a field of the pod.

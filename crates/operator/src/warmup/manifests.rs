@@ -5,7 +5,7 @@ use groundcrew_core::keys;
 use serde_json::{Value, json};
 
 use crate::manifests::common::{
-    CONFIG_FLAG, config_annotation, config_mounts, config_volumes, from_field, network_policy, ports, probe, selector,
+    CONFIG_FLAG, config_mount, config_volume, from_field, network_policy, ports, probe, sections_annotation, selector,
 };
 use crate::manifests::{NAME, container_security, meta, pod_security, role, rule};
 
@@ -13,6 +13,8 @@ use crate::manifests::{NAME, container_security, meta, pod_security, role, rule}
 pub const AGENT: &str = "groundcrew-agent";
 /// The component of their pods.
 const COMPONENT: &str = "agent";
+/// What an agent reads of the configuration: changes elsewhere do not restart the agents.
+const READ: [&str; 5] = ["warmup", "logging", "metrics", "health", "tracing"];
 const POLICY_API: &str = "admissionregistration.k8s.io/v1";
 
 #[must_use]
@@ -159,7 +161,7 @@ fn daemon_set(config: &Config, namespace: &str, image: &str) -> Value {
         "readinessProbe": probe("/readyz"),
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
         "securityContext": container_security(),
-        "volumeMounts": config_mounts(),
+        "volumeMounts": [config_mount()],
     });
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": meta(AGENT, Some(namespace)),
@@ -167,7 +169,7 @@ fn daemon_set(config: &Config, namespace: &str, image: &str) -> Value {
             "selector": {"matchLabels": selector(COMPONENT)},
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
             "template": {
-                "metadata": {"labels": selector(COMPONENT), "annotations": config_annotation(config)},
+                "metadata": {"labels": selector(COMPONENT), "annotations": sections_annotation(config, &READ)},
                 "spec": {
                     "serviceAccountName": AGENT,
                     "enableServiceLinks": false,
@@ -177,7 +179,7 @@ fn daemon_set(config: &Config, namespace: &str, image: &str) -> Value {
                     "securityContext": pod_security(),
                     "terminationGracePeriodSeconds": 20,
                     "containers": [container],
-                    "volumes": config_volumes(),
+                    "volumes": [config_volume()],
                 },
             },
         },

@@ -83,6 +83,9 @@ async fn every_alert_and_panel_asks_for_a_metric_that_is_served() -> anyhow::Res
     let cluster = Cluster::start(Layer::Api).await?;
     let groundcrew = Groundcrew::builder(&cluster).config_yaml("nodeStartup: {enabled: true}\n").start().await?;
     let served = declared(&groundcrew.metrics().await?);
+    let agent = Groundcrew::builder(&cluster).name("agent").agent("a").start().await?;
+    let shown = declared(&agent.metrics().await?);
+    assert!(!shown.contains("groundcrew_leader"), "an agent would hide that no replica leads: {shown:?}");
     let registered = registered()?;
     let base = |name: &str| {
         let suffixes = ["_total", "_bucket", "_sum", "_count"];

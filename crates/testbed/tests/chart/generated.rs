@@ -7,12 +7,15 @@ use groundcrew::{cleanup, manifests};
 use groundcrew_core::config;
 use groundcrew_testbed::objects::documents;
 use groundcrew_testbed::repository;
+use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::support::{chart, committed, default_values, features, read, set, title};
 
 /// Replaced by the release's namespace when the chart is rendered.
 const NAMESPACE: &str = "@namespace@";
+/// Replaced by that of the replicas' lease.
+const ELECTION: (&str, &str) = ("controller.leaderElection.namespace", "@election@");
 
 /// Who may do what. Workloads are templates, because people want to change them; everything else of an installation is
 /// made by the operator itself.
@@ -50,6 +53,7 @@ fn installation(when: &When) -> anyhow::Result<Vec<Value>> {
     for (path, on) in when {
         set(&mut file, path, on);
     }
+    set(&mut file, ELECTION.0, &json!(ELECTION.1));
     let config = config::load(file, vec![])?;
     let all = manifests::objects(&config, NAMESPACE, "image");
     Ok(all.into_iter().filter(|object| KINDS.iter().any(|kind| object["kind"] == *kind)).collect())
@@ -100,7 +104,9 @@ fn rights() -> anyhow::Result<Vec<Value>> {
             given.extend(new.into_iter().map(|rule| (name.clone(), when.clone(), rule.clone())));
         }
     }
-    for object in cleanup::manifests::objects(NAMESPACE, "image") {
+    let mut file = json!({});
+    set(&mut file, ELECTION.0, &json!(ELECTION.1));
+    for object in cleanup::manifests::objects(&config::load(file, vec![])?, NAMESPACE, "image") {
         if KINDS.iter().any(|kind| object["kind"] == *kind) {
             let mut entry = json!({"when": {}, "cleanup": true, "object": without(&object, ["rules", "labels"])});
             if let Some(rules) = object.get("rules") {
@@ -153,6 +159,30 @@ fn no_target_of_the_makefile_is_taken_for_a_file() -> anyhow::Result<()> {
     let targets: BTreeSet<&str> = targets.filter_map(|line| line.split(':').next()).collect();
     assert!(targets.len() > 10, "{targets:?}");
     assert_eq!(targets, phony);
+    Ok(())
+}
+
+#[rstest]
+#[case("groundcrew:0.1.0", "groundcrew", "0.1.0")]
+#[case("registry.example:5000/ops/groundcrew:1", "registry.example:5000/ops/groundcrew", "1")]
+#[case("registry.example:5000/groundcrew", "registry.example:5000/groundcrew", "")]
+#[case("groundcrew", "groundcrew", "")]
+fn deploy_tells_an_image_s_tag_from_a_port(
+    #[case] image: &str,
+    #[case] repository_name: &str,
+    #[case] tag: &str,
+) -> anyhow::Result<()> {
+    // Instead of helm, a program that prints its arguments.
+    let directory = tempfile::tempdir()?;
+    std::os::unix::fs::symlink("/bin/echo", directory.path().join("helm"))?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::iter::once(directory.path().to_owned()).chain(std::env::split_paths(&path));
+    let mut make = std::process::Command::new("make");
+    make.arg("-sC").arg(repository()).arg("deploy").arg(format!("IMG={image}"));
+    let output = make.env("PATH", std::env::join_paths(places)?).output()?;
+    let said = String::from_utf8(output.stdout)?;
+    let wanted = format!("--set image.repository={repository_name} --set-string image.tag={tag} ");
+    assert!(said.replace('\n', " ").contains(&wanted), "{said}");
     Ok(())
 }
 

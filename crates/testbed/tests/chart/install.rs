@@ -21,7 +21,6 @@ use crate::cluster::{
     GATE, Installation, PATIENCE, assert_calm, condition, create_sample, real_node, remove_namespace, rolled_out,
     sample, wait_ready,
 };
-use crate::everything::everything;
 use crate::support::{HOME, permissions, read};
 
 const TAINT: &str = "startup.k8s.io/initializing";
@@ -43,7 +42,7 @@ async fn lifetime(installation: &Installation<'_>) -> anyhow::Result<()> {
     // The last of what the API server makes for itself, after it is ready.
     let services: Api<Service> = Api::namespaced(cluster.client(), "default");
     cluster.wait_for(&services, "kubernetes", "the API server's own", PATIENCE, |_| true).await?;
-    let before = everything(cluster, &[namespace.name()]).await?;
+    let before = cluster.everything(&[namespace.name()]).await?;
 
     let image = "IMG=groundcrew.test/groundcrew:1";
     installation.make(&["deploy", image, "HELM_ARGS=--set image.pullPolicy=Never"]).await?;
@@ -120,7 +119,7 @@ async fn residue_free(
 ) -> anyhow::Result<BTreeSet<String>> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let after = everything(cluster, &[namespace.name()]).await?;
+        let after = cluster.everything(&[namespace.name()]).await?;
         let left: Vec<_> = after.difference(before).filter(|object| !is_kept(object)).cloned().collect();
         if left.is_empty() {
             return Ok(after);

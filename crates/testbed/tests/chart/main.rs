@@ -5,7 +5,6 @@
 mod alerts;
 mod cert_manager;
 mod cluster;
-mod everything;
 mod generated;
 mod install;
 mod render;

@@ -87,16 +87,29 @@ const WITHOUT_HELM: [&str; 4] =
 #[case::observing(json!({"spread": {"mode": "observe"}}))]
 #[case::no_webhook(json!({"webhook": {"enabled": false}}))]
 #[case::no_metrics(json!({"metrics": {"enabled": false}}))]
+#[case::lease_elsewhere(json!({"controller": {"leaderElection": {"namespace": "elections"}}}))]
+#[case::phases_off(json!({"nodeStartup": {"enabled": false, "phases": ["preinit"], "operatorTolerates": ["a.b/c"]}}))]
 #[case::phases(json!({"nodeStartup": {"enabled": true, "operatorTolerates": ["example.com/gpu"], "phases": [
     "preinit", "initializing", {"name": "disk", "taintKey": "a.b/disk", "initLabel": "role=disk"}]}}))]
 #[tokio::test]
 async fn the_chart_and_the_manifests_are_the_same_objects(#[case] file: Value) -> anyhow::Result<()> {
-    let config = config::load(file.clone(), vec![])?;
+    same_objects(file.clone(), json!({"config": file})).await
+}
+
+/// The chart takes the name of a Secret, the configuration file the directory it is mounted at.
+#[tokio::test]
+async fn certificates_of_others_are_mounted_alike() -> anyhow::Result<()> {
+    let values = json!({"certificates": {"secretName": "groundcrew-webhook-cert"}});
+    same_objects(json!({"webhook": {"certDir": "/certs"}}), values).await
+}
+
+async fn same_objects(file: Value, mut values: Value) -> anyhow::Result<()> {
+    let config = config::load(file, vec![])?;
     let image = "registry.example/groundcrew:9";
     let mut plain = manifests::objects(&config, HOME, image);
-    plain.extend(cleanup::manifests::objects(HOME, image));
+    plain.extend(cleanup::manifests::objects(&config, HOME, image));
     plain.retain(|object| !WITHOUT_HELM.iter().any(|kind| object["kind"] == *kind));
-    let values = json!({"image": {"repository": "registry.example/groundcrew", "tag": "9"}, "config": file});
+    values["image"] = json!({"repository": "registry.example/groundcrew", "tag": "9"});
     let (plain, chart) = (essences(plain)?, essences(render(&Helm::ensure()?, &values).await?)?);
     let titles = |objects: &BTreeMap<String, Value>| objects.keys().cloned().collect::<BTreeSet<_>>();
     assert_eq!(titles(&plain), titles(&chart), "manifests left, chart right");
@@ -116,7 +129,7 @@ fn granted(objects: &[Value]) -> BTreeSet<(String, [String; 4])> {
 // What it keeps is for taking back what it did while it was on.
 #[case("nodeStartup", &["mutatingadmissionpolicies/create", "nodestartuprules/watch", "nodestartuprules/status"], &[])]
 #[case("sizing", &["flexdaemonsettemplates", "pods/resize"], &[])]
-#[case("spread", &["pods/eviction", "poddisruptionbudgets"], &[])]
+#[case("spread", &["pods/eviction", "poddisruptionbudgets", "groundcrew-spread"], &[])]
 #[case("timestamp", &[], &[])]
 #[case("warmup", &["pods/status", "warmupconfigs"], &["DaemonSet/groundcrew-agent", "ServiceAccount/groundcrew-agent",
     "ValidatingAdmissionPolicy/groundcrew-agent-pods", "NetworkPolicy/groundcrew-agent"])]
@@ -139,14 +152,31 @@ async fn a_feature_that_is_off_leaves_neither_objects_nor_rights(
         assert!(has(&on, object) && !has(&off, object), "{object}");
     }
     let named = |all: &[Value], right: &str| {
-        granted(all)
-            .iter()
-            .any(|(_, [_, resource, verb, _])| resource == right || format!("{resource}/{verb}") == *right)
+        granted(all).iter().any(|(_, [_, resource, verb, name])| {
+            [resource, name].contains(&&right.to_owned()) || format!("{resource}/{verb}") == *right
+        })
     };
     for right in rights {
         assert!(named(&on, right) && !named(&off, right), "{right}");
     }
     assert!(granted(&off).is_subset(&granted(&on)));
+    Ok(())
+}
+
+#[rstest]
+#[case("http://collector:4318", 4318)]
+#[case("http://collector:4318/", 4318)]
+#[case("https://collector:4318/v1/traces", 4318)]
+#[case("https://collector.example/v2", 443)]
+#[case("http://10.0.0.1", 80)]
+#[case("http://[fd00::1]/otlp", 80)]
+#[case("http://[fd00::1]:4319", 4319)]
+#[tokio::test]
+async fn traces_may_leave_by_the_port_of_their_collector(#[case] url: &str, #[case] port: u16) -> anyhow::Result<()> {
+    let values = json!({"networkPolicy": {"restrictEgress": true}, "config": {"tracing": {"otlpEndpoint": url}}});
+    let objects = by_title(render(&Helm::ensure()?, &values).await?);
+    let egress = &objects["NetworkPolicy/groundcrew"]["spec"]["egress"];
+    assert_eq!(egress[1]["ports"][0]["port"], port, "{egress}");
     Ok(())
 }
 

@@ -2,20 +2,25 @@
 
 use std::collections::BTreeSet;
 
-use groundcrew_testbed::Cluster;
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, ListParams};
-use kube::discovery::{Discovery, verbs};
+use kube::discovery::{ApiGroup, Discovery, verbs};
+
+use crate::cluster::Cluster;
 
 /// Written by the cluster itself at any time.
 const OF_THE_CLUSTER: [&str; 3] = ["Event", "EndpointSlice", "Endpoints"];
 
-/// `kind namespace/name` of everything outside these namespaces.
-pub async fn everything(cluster: &Cluster, except: &[&str]) -> anyhow::Result<BTreeSet<String>> {
-    let client = cluster.client();
-    let mut all = BTreeSet::new();
-    for group in Discovery::new(client.clone()).run().await?.groups() {
-        for (resource, capabilities) in group.recommended_resources() {
+impl Cluster {
+    /// `Kind.group namespace/name` of everything outside these namespaces.
+    ///
+    /// # Errors
+    /// The API server does not answer.
+    pub async fn everything(&self, except: &[&str]) -> anyhow::Result<BTreeSet<String>> {
+        let client = self.client();
+        let known = Discovery::new(client.clone()).run().await?;
+        let mut all = BTreeSet::new();
+        for (resource, capabilities) in known.groups().flat_map(ApiGroup::recommended_resources) {
             if !capabilities.supports_operation(verbs::LIST) || OF_THE_CLUSTER.contains(&resource.kind.as_str()) {
                 continue;
             }
@@ -27,6 +32,6 @@ pub async fn everything(cluster: &Cluster, except: &[&str]) -> anyhow::Result<BT
                 }
             }
         }
+        Ok(all)
     }
-    Ok(all)
 }
