@@ -93,12 +93,14 @@ testbed: build ## Build the real Kubernetes the tests run on (once; cached)
 	$(TESTBED) build
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then $(TESTBED) host-packages --install; fi
 
+# In order: renders are made from the rights.
 chart: build ## Write the chart's generated files: rights, values reference, golden renders
-	GROUNDCREW_UPDATE=1 $(CARGO) test -p groundcrew-testbed --test chart -- generated render::the_render
+	GROUNDCREW_UPDATE=1 $(CARGO) test -p groundcrew-testbed --test chart -- --test-threads=1 generated render::the_render
 
-deploy: ## Install or upgrade by helm; IMG=repository:tag
-	img='$(IMG)'; helm upgrade --install groundcrew deploy/chart --namespace $(NAMESPACE) --create-namespace --wait \
-	  --set image.repository="$${img%:*}" --set-string image.tag="$${img##*:}" $(HELM_ARGS)
+deploy: ## Install or upgrade by helm; IMG=repository[:tag]
+	img='$(IMG)'; case "$${img##*/}" in *:*) tag="$${img##*:}" ;; *) tag= ;; esac; \
+	helm upgrade --install groundcrew deploy/chart --namespace $(NAMESPACE) --create-namespace --wait \
+	  --set image.repository="$${img%:$$tag}" --set-string image.tag="$$tag" $(HELM_ARGS)
 
 undeploy: ## Remove it, after it has taken back what it did; custom resources stay
 	helm uninstall groundcrew --namespace $(NAMESPACE) --wait

@@ -11,7 +11,7 @@ target "groundcrew" {
   tags       = ["${IMAGE}:${VERSION}"]
   args = {
     GROUNDCREW_COMMIT = GROUNDCREW_COMMIT
-    # Timestamps inside the image are those of the sources, so that two builds give the same digest.
+    # Timestamps inside the image are all the same, so that two builds give the same digest.
     SOURCE_DATE_EPOCH = "0"
   }
   attest = ["type=sbom", "type=provenance,mode=max"]
