@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use groundcrew_testbed::objects::{PodExt, pod};
-use groundcrew_testbed::{Cluster, Layer, Part, TestNamespace};
+use groundcrew_testbed::{AuditEvent, Cluster, Layer, Part, TestNamespace};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
@@ -15,7 +15,7 @@ use kube::runtime::watcher;
 use kube::{Client, ResourceExt};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -33,7 +33,7 @@ async fn versions_change_in_either_order_without_a_failed_create_and_a_cold_boot
     let result = async {
         installation.load_next_version().await?;
         let namespace = cluster.namespace("user").await?;
-        installation.apply("1", &json!({})).await?;
+        installation.apply("1", &values()).await?;
         wait_ready(&installation).await?;
         cluster.webhook_answers().await?;
         up_and_back(&installation, &namespace).await?;
@@ -41,6 +41,11 @@ async fn versions_change_in_either_order_without_a_failed_create_and_a_cold_boot
     };
     let result = result.await;
     installation.explain(result).await
+}
+
+/// The one webhook of ours that does not fail open, so that a cold boot meets it.
+fn values() -> Value {
+    json!({"config": {"nodeStartup": {"enabled": true, "engine": "webhook"}}})
 }
 
 async fn up_and_back(installation: &Installation<'_>, namespace: &TestNamespace) -> anyhow::Result<()> {
@@ -57,12 +62,13 @@ async fn up_and_back(installation: &Installation<'_>, namespace: &TestNamespace)
     installation.set_agent_image("2").await?;
     roll(cluster, namespace, "new agents, old operator").await?;
     settled(installation, namespace, "1", "2").await?;
-    installation.apply("2", &json!({})).await?;
+    installation.apply("2", &values()).await?;
     roll(cluster, namespace, "all new").await?;
     settled(installation, namespace, "2", "2").await?;
 
     // Back: the operator first, then the agents.
-    let waiting = json!({"agent": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}});
+    let mut waiting = values();
+    waiting["agent"] = json!({"updateStrategy": {"type": "OnDelete", "rollingUpdate": null}});
     installation.apply("1", &waiting).await?;
     roll(cluster, namespace, "old operator, new agents").await?;
     settled(installation, namespace, "1", "2").await?;
@@ -171,6 +177,7 @@ async fn cold_boot(installation: &Installation<'_>, namespace: &TestNamespace) -
     for (_, container) in &before {
         kill_container(container)?;
     }
+    let dark = Timestamp::now();
     cluster.restart(Part::Etcd).await?;
     cluster.start_apiserver().await?;
     // Nobody serves the webhook, and nobody is kept waiting for long.
@@ -196,7 +203,29 @@ async fn cold_boot(installation: &Installation<'_>, namespace: &TestNamespace) -
             pod.annotations().contains_key("timestamp")
         })
         .await?;
-    Ok(())
+    the_kubelet_registers(cluster, dark).await
+}
+
+/// Not at first: nobody answers for its node. It runs our pods all the same, and then it is answered that the node is
+/// known.
+async fn the_kubelet_registers(cluster: &Cluster, since: Timestamp) -> anyhow::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let events = cluster.audit_events().await?;
+        let asked = events.iter().filter(|event| {
+            event.verb == "create" && event.is_about("nodes", "") && event.user_agent.starts_with("kubelet/")
+        });
+        let answers: Vec<u16> =
+            asked.filter(|event| event.request_received_timestamp > since).map(AuditEvent::code).collect();
+        if let [refused, .., known] = answers.as_slice()
+            && [201, 409].contains(known)
+        {
+            assert_eq!(*refused, 500, "{answers:?}");
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < deadline, "the kubelet cannot register: {answers:?}");
+        sleep(Duration::from_secs(1)).await;
+    }
 }
 
 fn container_of(pod: &Pod) -> (String, String) {
