@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::features;
 
 pub(crate) mod common;
+pub(crate) mod confine;
 
 use common::{config_annotation, config_mount, config_volume, from_field, ports, probe, selector};
 
@@ -52,6 +53,7 @@ pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
     all.extend(role(NAME, "Role", Some(namespace), namespace, own_namespace_rules(config)));
     let election = config.controller.leader_election.namespace_or(namespace);
     all.extend(bound_role(ELECTION, "Role", Some(election), (NAME, namespace), election_rules()));
+    all.extend(confine::operator(namespace));
     // Never held: the first leader of a new installation need not wait.
     all.push(value(&crate::runtime::lease::vacant(election, NAME)));
     all.push(common::config_map(config, namespace));

@@ -125,8 +125,9 @@ async fn only_custom_resources_and_what_users_made_are_left() -> anyhow::Result<
     assert!(!held(&nodes.get("fresh").await?));
     let mut left: BTreeSet<String> = cluster.everything(&[]).await?.difference(&before).cloned().collect();
     left.retain(|object| !object.starts_with("CustomResourceDefinition.") && !object.starts_with("APIService."));
-    // What installed groundcrew removes its own: the namespace, roles and bindings.
-    let installed = ["Namespace.", "ClusterRole.", "ClusterRoleBinding.", "Role.", "RoleBinding."];
+    // What installed groundcrew removes its own: the namespace, roles, their bindings and policies.
+    let mut installed = vec!["Namespace.", "ClusterRole.", "ClusterRoleBinding.", "Role.", "RoleBinding."];
+    installed.extend(["ValidatingAdmissionPolicy.", "ValidatingAdmissionPolicyBinding."]);
     left.retain(|object| !(installed.iter().any(|kind| object.starts_with(kind)) && object.contains("groundcrew")));
     assert_eq!(left, BTreeSet::from(["Node. /fresh".to_owned(), "NodeStartupRule.groundcrew.io /kept".to_owned()]));
     assert!(rules.get("kept").await?.finalizers().is_empty(), "nobody is left to let the rule go");

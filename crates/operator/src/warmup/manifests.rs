@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::manifests::common::{
     CONFIG_FLAG, config_mount, config_volume, from_field, network_policy, ports, probe, sections_annotation, selector,
 };
+use crate::manifests::confine::{policy, same_metadata_but, same_status_but_the_gate, validation};
 use crate::manifests::{NAME, container_security, meta, pod_security, role, rule};
 
 /// The agents' account, role, DaemonSet and policies.
@@ -15,7 +16,6 @@ pub const AGENT: &str = "groundcrew-agent";
 const COMPONENT: &str = "agent";
 /// What an agent reads of the configuration: changes elsewhere do not restart the agents.
 const READ: [&str; 5] = ["warmup", "logging", "metrics", "health", "tracing"];
-const POLICY_API: &str = "admissionregistration.k8s.io/v1";
 
 #[must_use]
 pub fn objects(config: &Config, namespace: &str, image: &str) -> Vec<Value> {
@@ -65,84 +65,17 @@ pub fn policies(namespace: &str) -> Vec<Value> {
             &format!("{own_node} && has(oldObject.spec.nodeName) && oldObject.spec.nodeName == {node}"),
             "an agent may only write pods of its own node",
         ),
-        validation(&only_our_condition(), "an agent may only write its own condition"),
-        validation(&only_our_annotation(), "an agent may only write its own annotation"),
+        validation(&same_status_but_the_gate(), "an agent may only write its own condition"),
+        validation(&same_metadata_but(&[keys::WARMUP_STATE]), "an agent may only write its own annotation"),
     ];
     let leases = vec![validation(
         &format!("{own_node} && object.metadata.name == ('{AGENT}.' + {node})"),
         "an agent may only write the lease of its own node",
     )];
-    let mut all = policy("pods", namespace, ("", "pods/status", &["UPDATE"]), &pods);
-    all.extend(policy("leases", namespace, ("coordination.k8s.io", "leases", &["CREATE", "UPDATE"]), &leases));
+    let (account, writes) = ((AGENT, namespace), ["CREATE", "UPDATE"]);
+    let mut all = policy("groundcrew-agent-pods", account, ("", "pods/status", &["UPDATE"]), &pods);
+    all.extend(policy("groundcrew-agent-leases", account, ("coordination.k8s.io", "leases", &writes), &leases));
     all
-}
-
-fn validation(expression: &str, message: &str) -> Value {
-    json!({"expression": expression, "message": message, "reason": "Forbidden"})
-}
-
-/// Everything else in the status stays. Fields that this server does not know compare as absent on both sides.
-fn only_our_condition() -> String {
-    let others =
-        |of: &str| format!("{of}.status.?conditions.orValue([]).filter(c, c.type != '{}')", keys::WARMUP_READY);
-    let mut all = vec![format!("{} == {}", others("object"), others("oldObject"))];
-    let fields = [
-        "allocatedResources",
-        "containerStatuses",
-        "ephemeralContainerStatuses",
-        "extendedResourceClaimStatus",
-        "hostIP",
-        "hostIPs",
-        "initContainerStatuses",
-        "message",
-        "nominatedNodeName",
-        "observedGeneration",
-        "phase",
-        "podIP",
-        "podIPs",
-        "qosClass",
-        "reason",
-        "resize",
-        "resourceClaimStatuses",
-        "resources",
-        "startTime",
-    ];
-    all.extend(fields.iter().map(|field| format!("dyn(object.status).?{field} == dyn(oldObject.status).?{field}")));
-    all.join(" && ")
-}
-
-fn only_our_annotation() -> String {
-    let map = |of: &str| format!("{of}.metadata.?annotations.orValue({{}})");
-    let (new, old) = (map("object"), map("oldObject"));
-    let kept =
-        |a: &str, b: &str| format!("{a}.all(k, k == '{}' || (k in {b} && {a}[k] == {b}[k]))", keys::WARMUP_STATE);
-    let same = |field: &str| format!("object.metadata.?{field} == oldObject.metadata.?{field}");
-    [kept(&new, &old), kept(&old, &new), same("labels"), same("finalizers"), same("ownerReferences")].join(" && ")
-}
-
-fn policy(what: &str, namespace: &str, on: (&str, &str, &[&str]), validations: &[Value]) -> Vec<Value> {
-    let name = format!("{AGENT}-{what}");
-    let (group, resource, operations) = on;
-    vec![
-        json!({
-            "apiVersion": POLICY_API, "kind": "ValidatingAdmissionPolicy", "metadata": meta(&name, None),
-            "spec": {
-                "failurePolicy": "Fail",
-                "matchConstraints": {"resourceRules": [{
-                    "apiGroups": [group], "apiVersions": ["v1"], "resources": [resource], "operations": operations,
-                }]},
-                "matchConditions": [{
-                    "name": "is-an-agent",
-                    "expression": format!("request.userInfo.username == 'system:serviceaccount:{namespace}:{AGENT}'"),
-                }],
-                "validations": validations,
-            },
-        }),
-        json!({
-            "apiVersion": POLICY_API, "kind": "ValidatingAdmissionPolicyBinding", "metadata": meta(&name, None),
-            "spec": {"policyName": name, "validationActions": ["Deny"]},
-        }),
-    ]
 }
 
 fn daemon_set(config: &Config, namespace: &str, image: &str) -> Value {

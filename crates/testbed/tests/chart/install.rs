@@ -10,7 +10,7 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessR
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, Service};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DynamicObject, ListParams, PostParams};
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt};
@@ -71,6 +71,7 @@ async fn lifetime(installation: &Installation<'_>) -> anyhow::Result<()> {
     holds_new_nodes(cluster, &namespace).await?;
     assert_calm(installation).await?;
     a_stolen_token_is_worth_little(cluster).await?;
+    a_stolen_token_changes_nothing_that_runs(cluster, &namespace).await?;
 
     // A shut gate and a held node at the time it goes.
     let held = hold_a_node(cluster, &namespace).await?;
@@ -383,6 +384,43 @@ async fn a_stolen_token_is_worth_little(cluster: &Cluster) -> anyhow::Result<()>
         let refused = Api::<DynamicObject>::all_with(thief, &bindings).create(&PostParams::default(), &admin).await;
         assert!(matches!(&refused, Err(kube::Error::Api(status)) if status.code == 403), "{refused:?}");
     }
+    Ok(())
+}
+
+/// Rights to patch pods and nodes are for a few fields of them.
+async fn a_stolen_token_changes_nothing_that_runs(cluster: &Cluster, namespace: &TestNamespace) -> anyhow::Result<()> {
+    let thief = client_for(&cluster.kubeconfig_for_service_account(HOME, "groundcrew").await?).await?;
+    let (pods, nodes): (Api<Pod>, Api<Node>) = (Api::namespaced(thief.clone(), namespace.name()), Api::all(thief));
+    let mut victim = pod("victim");
+    victim.spec.get_or_insert_default().scheduler_name = Some("nobody".to_owned());
+    namespace.api::<Pod>().create(&PostParams::default(), &victim).await?;
+    let (node, how) = (real_node(cluster)?, PatchParams::default());
+    let image = json!({"spec": {"containers": [{"name": "main", "image": "evil"}]}});
+    for body in [
+        image,
+        json!({"spec": {"activeDeadlineSeconds": 1}}),
+        json!({"metadata": {"labels": {"app": "other"}}}),
+        json!({"metadata": {"annotations": {"other": "x"}}}),
+        json!({"metadata": {"finalizers": ["example.com/forever"]}}),
+    ] {
+        let refused = pods.patch("victim", &how, &Patch::Strategic(&body)).await;
+        assert!(refused.as_ref().is_err_and(|e| e.to_string().contains("groundcrew may")), "{body}: {refused:?}");
+    }
+    let forged = json!({"status": {"podIP": "192.0.2.1", "podIPs": [{"ip": "192.0.2.1"}]}});
+    for body in [forged, json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}})] {
+        let refused = pods.patch_status("victim", &how, &Patch::Strategic(&body)).await;
+        assert!(refused.as_ref().is_err_and(|e| e.to_string().contains("groundcrew may")), "{body}: {refused:?}");
+    }
+    for body in [
+        json!({"spec": {"unschedulable": true}}),
+        json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}),
+    ] {
+        let refused = nodes.patch(&node, &how, &Patch::Strategic(&body)).await;
+        assert!(refused.as_ref().is_err_and(|e| e.to_string().contains("groundcrew may")), "{body}: {refused:?}");
+    }
+    // What it is there for.
+    let rank = json!({"metadata": {"annotations": {"groundcrew.io/spread-rank": "1"}}});
+    pods.patch("victim", &how, &Patch::Strategic(&rank)).await?;
     Ok(())
 }
 
