@@ -118,13 +118,14 @@ fn auto_registers_no_webhook_before_it_knows_the_api_server() {
 }
 
 #[test]
-fn the_operator_tolerates_its_own_taint() {
-    let section = json!({"enabled": true, "taintKey": "a.b/c", "operatorTolerates": ["example.com/gpu"]});
-    let config = load(json!({"nodeStartup": section}), vec![]).unwrap();
-    let all = tolerations(&config);
-    let keys: Vec<_> = all.iter().filter_map(|t| t.key.as_deref()).collect();
-    assert_eq!(keys, ["a.b/c", "example.com/gpu"]);
-    assert!(all.iter().all(|t| t.operator.as_deref() == Some("Exists") && t.effect.is_none()));
+fn the_operator_tolerates_its_own_taint_to_release_nodes_even_while_the_feature_is_off() {
+    for enabled in [true, false] {
+        let section = json!({"enabled": enabled, "taintKey": "a.b/c", "operatorTolerates": ["example.com/gpu"]});
+        let all = crate::features::tolerations(&load(json!({"nodeStartup": section}), vec![]).unwrap());
+        let keys: Vec<_> = all.iter().filter_map(|t| t.key.as_deref()).collect();
+        assert_eq!(keys, ["a.b/c", "example.com/gpu"]);
+        assert!(all.iter().all(|t| t.operator.as_deref() == Some("Exists") && t.effect.is_none()));
+    }
 }
 
 #[test]
@@ -133,8 +134,7 @@ fn a_feature_that_is_off_may_take_back_and_nothing_else() {
     verbs.sort();
     verbs.dedup();
     assert_eq!(verbs, ["delete", "list", "patch"]);
-    let off = load(json!({}), vec![]).unwrap();
-    assert!(!off.node_startup.enabled && crate::features::tolerations(&off).is_empty());
+    assert!(!load(json!({}), vec![]).unwrap().node_startup.enabled);
 }
 
 #[test]

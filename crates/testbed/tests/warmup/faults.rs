@@ -38,8 +38,12 @@ async fn the_leader_opens_the_gates_of_an_agent_that_is_gone() -> anyhow::Result
     assert!(died.elapsed() < Duration::from_secs(40), "{:?}", died.elapsed());
     // The agent comes back and finds everything done.
     let before = server.hits().len();
-    let back = crate::support::agent(&cluster, "back").await?;
-    back.wait_metric("groundcrew_leader 1", SOON).await?;
+    let leases: Api<Lease> = Api::namespaced(cluster.client(), "groundcrew-system");
+    let holder = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    let lease = "groundcrew-agent.node-a";
+    let dead = holder(&leases.get(lease).await?);
+    let _back = crate::support::agent(&cluster, "back").await?;
+    cluster.wait_for(&leases, lease, "held by the new agent", SOON, |lease| holder(lease) != dead).await?;
     // The leader hears of it by its watch.
     tokio::time::sleep(Duration::from_secs(1)).await;
     up(&pods, asking("marker", &server, &[("requests", "1"), ("duration", "1s")])).await?;
