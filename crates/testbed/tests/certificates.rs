@@ -241,7 +241,7 @@ async fn a_new_ca_reaches_the_standby_first(
     cluster: &Cluster,
     leader: &Groundcrew,
     of_leader: &Path,
-    old: &[(&str, String)],
+    old: &[(&str, String); 3],
 ) -> anyhow::Result<()> {
     let of_standby = tempfile::tempdir()?;
     fill_volume(of_standby.path(), "..one", old)?;

@@ -46,13 +46,19 @@ pub struct Queue {
     pub there: There,
 }
 
-/// Whether an object is still there; without an answer every key is kept.
-#[derive(Clone, Default)]
-pub struct There(Option<Arc<dyn Fn(&Key) -> bool + Send + Sync>>);
+/// Whether an object is still there.
+#[derive(Clone)]
+pub struct There(Arc<dyn Fn(&Key) -> bool + Send + Sync>);
+
+impl Default for There {
+    fn default() -> Self {
+        Self(Arc::new(|_| true))
+    }
+}
 
 impl Debug for There {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("There").field(&self.0.is_some()).finish()
+        f.debug_struct("There").finish_non_exhaustive()
     }
 }
 
@@ -70,7 +76,7 @@ impl Queue {
     /// without this they would pile up until it leads, perhaps never. Not for queues that clean up after what is gone.
     #[must_use]
     pub fn forgetting(self, there: impl Fn(&Key) -> bool + Send + Sync + 'static) -> Self {
-        Self { there: There(Some(Arc::new(there))), ..self }
+        Self { there: There(Arc::new(there)), ..self }
     }
 
     /// Runs until stopped. Work that is under way then is finished: each write of it has its own deadline.
@@ -122,11 +128,7 @@ impl Queue {
                     state.running.insert(key.clone());
                     work.push(start(key));
                 }
-                _ = tidy.tick(), if !leads => {
-                    if let Some(there) = &self.there.0 {
-                        changes.retain(|key| there(key));
-                    }
-                }
+                _ = tidy.tick(), if !leads => changes.retain(|key| (self.there.0)(key)),
             }
         }
         while work.next().await.is_some() {}
