@@ -69,8 +69,15 @@ impl Scene {
             at_gate.acquire().await.unwrap().forget();
             "slow"
         };
+        let counter = Arc::clone(&waiting);
+        let read = move |body: Body| async move {
+            counter.fetch_add(1, Ordering::SeqCst);
+            body.collect().await.unwrap();
+            "read"
+        };
         let router = Router::new()
             .route("/", get(async || "hello"))
+            .route("/read", post(read))
             .route("/slow", get(slow.clone()).post(slow))
             .route("/echo", post(async |body: Bytes| body))
             .layer(axum::extract::DefaultBodyLimit::disable());

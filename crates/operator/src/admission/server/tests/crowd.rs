@@ -2,19 +2,21 @@
 
 use super::*;
 
-const HALF_A_REQUEST: &[u8] = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n{";
+const HALF_A_REQUEST: &[u8] = b"POST /read HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n{";
 
-async fn half_sent(scene: &Scene) -> Io {
+/// The `count`th of them, when its header has been read.
+async fn half_sent(scene: &Scene, count: usize) -> Io {
     let mut stream = scene.connect(b"http/1.1").await.unwrap();
     stream.write_all(HALF_A_REQUEST).await.unwrap();
     stream.flush().await.unwrap();
+    scene.in_flight(count).await;
     stream
 }
 
 #[tokio::test]
 async fn bodies_that_do_not_come_make_room_at_once_the_longest_awaited_first() {
     let scene = Scene::start(Limits { connections: 2, linger: Duration::from_secs(30), ..limits() }).await;
-    let (mut first, mut second) = (half_sent(&scene).await, half_sent(&scene).await);
+    let (mut first, mut second) = (half_sent(&scene, 1).await, half_sent(&scene, 2).await);
     let mut third = scene.http1().await;
     closed_by_server(&mut first).await;
     assert_eq!(third.get("/").await.unwrap(), "hello");
@@ -31,8 +33,8 @@ async fn who_has_asked_before_is_not_sent_away_for_who_sends_half_a_request() {
     let mut regular = scene.http2().await;
     assert_eq!(regular.get("/").await.unwrap(), "hello");
     let mut writers = Vec::new();
-    for _ in 0..40 {
-        writers.push(half_sent(&scene).await);
+    for count in 1..=40 {
+        writers.push(half_sent(&scene, count).await);
     }
     assert_eq!(regular.get("/").await.unwrap(), "hello");
     assert_eq!(scene.http2().await.get("/").await.unwrap(), "hello");
