@@ -11,6 +11,10 @@ use tokio::time::{Instant, sleep};
 
 use crate::cluster::{Cluster, unique};
 
+/// So long without a write is rest.
+const CALM: Duration = Duration::from_secs(3);
+const RESTLESS: Duration = Duration::from_secs(120);
+
 /// One finished request. Bodies are recorded for changes of pods and nodes.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -150,6 +154,34 @@ impl Cluster {
             sleep(Duration::from_millis(5)).await;
         }
     }
+
+    /// Waits until groundcrew rests: what a new leader does once may still be under way. How many events came before.
+    ///
+    /// # Errors
+    /// After two minutes, with what it last wrote.
+    pub async fn rest(&self) -> anyhow::Result<usize> {
+        let began = Instant::now();
+        let mut before = self.audit_events().await?.len();
+        loop {
+            sleep(CALM).await;
+            let events = self.audit_events().await?;
+            let writes = our_writes(&events, before);
+            if writes.is_empty() {
+                return Ok(events.len());
+            }
+            anyhow::ensure!(began.elapsed() < RESTLESS, "no rest: {writes:?}");
+            before = events.len();
+        }
+    }
+}
+
+/// What groundcrew wrote from the `from`-th event on, leases aside.
+#[must_use]
+pub fn our_writes(events: &[AuditEvent], from: usize) -> Vec<String> {
+    let ours = |e: &&AuditEvent| {
+        e.user_agent.starts_with("groundcrew/") && e.is_committed_write() && !e.is_about("leases", "")
+    };
+    events.iter().skip(from).filter(ours).map(|e| format!("{} {}", e.verb, e.request_uri)).collect()
 }
 
 async fn read(path: &Path) -> anyhow::Result<String> {

@@ -43,7 +43,7 @@ mod tail;
 mod wait;
 
 pub use assets::{Assets, Program, cache_dir};
-pub use audit::{AuditEvent, AuditObject, AuditUser};
+pub use audit::{AuditEvent, AuditObject, AuditUser, our_writes};
 pub use cert_manager::CertManager;
 pub use cluster::{Cluster, TestNamespace};
 pub use faulty::FaultyApi;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use futures::{StreamExt, TryStreamExt, stream};
 use groundcrew_testbed::objects::{PodExt, pod};
-use groundcrew_testbed::{AuditEvent, Cluster, Groundcrew, Layer, Proxy};
+use groundcrew_testbed::{AuditEvent, Cluster, Groundcrew, Layer, Proxy, our_writes};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
@@ -17,8 +17,6 @@ use kube::{Client, ResourceExt};
 use serde_json::json;
 
 const SOON: Duration = Duration::from_secs(30);
-/// After so long without a write, those that are made once are over.
-const CALM: Duration = Duration::from_secs(3);
 
 fn stamp(pod: &Pod) -> Option<&str> {
     pod.annotations().get("timestamp").map(String::as_str)
@@ -116,17 +114,6 @@ async fn expect_pod_writes(cluster: &Cluster, expected: usize) -> anyhow::Result
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-}
-
-/// What groundcrew writes in this time, leases aside, and how many events there are at its end.
-async fn writes_within(cluster: &Cluster, time: Duration, from: usize) -> anyhow::Result<(Vec<String>, usize)> {
-    tokio::time::sleep(time).await;
-    let events = cluster.audit_events().await?;
-    let ours = |e: &&AuditEvent| {
-        e.user_agent.starts_with("groundcrew/") && e.is_committed_write() && !e.is_about("leases", "")
-    };
-    let writes = events.iter().skip(from).filter(ours).map(|e| format!("{} {}", e.verb, e.request_uri)).collect();
-    Ok((writes, events.len()))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -281,19 +268,10 @@ async fn a_converged_cluster_sees_no_writes_but_lease_renewals() -> anyhow::Resu
     }
     let all = |pods: &[&Pod]| pods.len() == 20 && pods.iter().all(|p| stamp(p).is_some());
     cluster.wait_for_list(&pods, watcher::Config::default(), "all stamped", SOON, all).await?;
-    // What a new leader does once, such as applying definitions, may still be under way.
-    let (began, mut before) = (Instant::now(), cluster.audit_events().await?.len());
-    loop {
-        let (ours, now) = writes_within(&cluster, CALM, before).await?;
-        before = now;
-        if ours.is_empty() {
-            break;
-        }
-        anyhow::ensure!(began.elapsed() < 2 * SOON, "no rest: {ours:?}");
-    }
+    let before = cluster.rest().await?;
     // The quiet itself is what is observed: several renewals and a resync of everything that polls.
-    let (ours, _) = writes_within(&cluster, Duration::from_secs(8), before).await?;
-    assert!(ours.is_empty(), "{ours:?}");
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert_eq!(our_writes(&cluster.audit_events().await?, before), Vec::<String>::new());
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use groundcrew_testbed::{Cluster, Groundcrew, Layer};
+use groundcrew_testbed::{Cluster, Groundcrew, Layer, our_writes};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -104,7 +104,7 @@ async fn two_replicas_release_each_node_once_survive_a_crash_and_then_rest() -> 
     }
     engine(&second, "policy").await?;
 
-    let before = judge::rest(&cluster).await?;
+    let before = cluster.rest().await?;
     // The quiet itself is what is observed: several surveys, renewals and a look at the policies.
     tokio::time::sleep(Duration::from_secs(18)).await;
     // Others' heart-beats are no news either.
@@ -114,7 +114,7 @@ async fn two_replicas_release_each_node_once_survive_a_crash_and_then_rest() -> 
     pods.patch("agent-n0", &PatchParams::default(), &Patch::Merge(json!({"metadata": {"labels": {"x": "y"}}}))).await?;
     tokio::time::sleep(Duration::from_secs(3)).await;
     let events = cluster.audit_events().await?;
-    assert_eq!(judge::our_writes(&events, before), Vec::<String>::new());
+    assert_eq!(our_writes(&events, before), Vec::<String>::new());
     let releases = judge::releases(&events)?;
     judge::released_only_when_ready(&events, &releases)?;
     assert_eq!(judge::let_go(&events, &releases).len(), NODES);

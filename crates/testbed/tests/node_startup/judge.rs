@@ -9,9 +9,6 @@ use serde_json::Value;
 
 use crate::support::{KEY, SOON};
 
-/// After so long without a write, those that are made once are over.
-const CALM: Duration = Duration::from_secs(3);
-
 /// A release as the API server committed it.
 pub struct Release {
     pub node: String,
@@ -118,27 +115,4 @@ pub fn released_only_when_ready(events: &[AuditEvent], releases: &[Release]) -> 
         anyhow::ensure!(before, "{node} was released without a ready init pod");
     }
     Ok(())
-}
-
-/// What groundcrew wrote from the `from`-th event on, leases aside.
-pub fn our_writes(events: &[AuditEvent], from: usize) -> Vec<String> {
-    let ours = |e: &&AuditEvent| {
-        e.user_agent.starts_with("groundcrew/") && e.is_committed_write() && !e.is_about("leases", "")
-    };
-    events.iter().skip(from).filter(ours).map(|e| format!("{} {}", e.verb, e.request_uri)).collect()
-}
-
-/// Waits until groundcrew rests: what a new leader does once may still be under way. Tells how many events came before.
-pub async fn rest(cluster: &Cluster) -> anyhow::Result<usize> {
-    let deadline = tokio::time::Instant::now() + SOON;
-    loop {
-        let before = cluster.audit_events().await?.len();
-        tokio::time::sleep(CALM).await;
-        let events = cluster.audit_events().await?;
-        let writes = our_writes(&events, before);
-        if writes.is_empty() {
-            return Ok(events.len());
-        }
-        anyhow::ensure!(tokio::time::Instant::now() < deadline, "no rest: {writes:?}");
-    }
 }

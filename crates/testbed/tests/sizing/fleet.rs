@@ -1,7 +1,7 @@
 use anyhow::Context;
 use futures::{StreamExt, TryStreamExt, stream};
 use groundcrew_core::sizing::{Amounts, PerResource, Raw, Resource, Template};
-use groundcrew_testbed::{KwokNode, Layer, TestNamespace};
+use groundcrew_testbed::{KwokNode, Layer, TestNamespace, our_writes};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node};
 use kube::api::ListParams;
 
@@ -17,8 +17,8 @@ const KINDS: [[&str; 4]; 6] = [
     ["huge", "63770m", "248Gi", "400Gi"],
     ["metal", "95690m", "740Gi", "1788Gi"],
 ];
-/// After so long without a write, those that are made once are over.
-const CALM: Duration = Duration::from_secs(3);
+/// So long is a fleet at rest watched.
+const QUIET: Duration = Duration::from_secs(6);
 
 struct Fleet {
     cluster: Cluster,
@@ -132,17 +132,6 @@ impl Fleet {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-    }
-
-    /// What groundcrew writes in this time, leases aside, and how many events there are at its end.
-    async fn writes_within(&self, time: Duration, from: usize) -> anyhow::Result<(Vec<String>, usize)> {
-        tokio::time::sleep(time).await;
-        let events = self.cluster.audit_events().await?;
-        let ours = |e: &&AuditEvent| {
-            e.user_agent.starts_with("groundcrew/") && e.is_committed_write() && !e.is_about("leases", "")
-        };
-        let writes = events.iter().skip(from).filter(ours).map(|e| e.request_uri.clone()).collect();
-        Ok((writes, events.len()))
     }
 
     async fn wait_status(&self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
@@ -267,17 +256,9 @@ async fn what_cannot_change_in_place_is_counted_and_never_forced() -> anyhow::Re
     // Of how many is said once, by the first look that shows any of them resized.
     assert!(event.message.as_deref().is_some_and(|note| note.contains("more than 50 % of ")), "{event:?}");
     fleet.wait_status("t", "resized", |s| s["podsResizing"] == 0).await?;
-    let (began, mut before) = (Instant::now(), fleet.cluster.audit_events().await?.len());
-    loop {
-        let (ours, now) = fleet.writes_within(CALM, before).await?;
-        before = now;
-        if ours.is_empty() {
-            break;
-        }
-        anyhow::ensure!(began.elapsed() < SOON, "no peace: {ours:?}");
-    }
-    let (ours, _) = fleet.writes_within(2 * CALM, before).await?;
-    assert!(ours.is_empty(), "{ours:?}");
+    let before = fleet.cluster.rest().await?;
+    tokio::time::sleep(QUIET).await;
+    assert_eq!(our_writes(&fleet.cluster.audit_events().await?, before), Vec::<String>::new());
     Ok(())
 }
 
