@@ -30,6 +30,7 @@ pub fn main(settings: &Settings, config: Config) -> Result<(), String> {
             let lease = agent::lease(&lease, process.namespace(), &node);
             agent::prepare_lease(process.clients().write.clone(), &lease).await;
             let (context, elector) = process.context(&mut registry, Some(lease));
+            context.leadership.register_for_agent(&mut registry);
             let give_back = CancellationToken::new();
             agent::start(&context, &node, &mut registry, give_back.clone());
             if let Some(elector) = elector {

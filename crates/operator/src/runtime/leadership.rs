@@ -86,6 +86,11 @@ impl Leadership {
         registry.register("groundcrew_leader", "1 while this replica leads", self.0.gauge.clone());
     }
 
+    /// Adds the gauge of an agent, under another name: it would hide that no replica leads.
+    pub fn register_for_agent(&self, registry: &mut Registry) {
+        registry.register("groundcrew_agent_lease", "1 while this agent holds its node's lease", self.0.gauge.clone());
+    }
+
     #[must_use]
     pub fn is_leader(&self) -> bool {
         self.0.always || self.term().is_some_and(|term| Instant::now() < term.leads_until)

@@ -96,7 +96,7 @@ async fn refused_writes_are_repeated_and_requests_are_not() -> anyhow::Result<()
     api.refuse(|method, uri| {
         (*method == Method::PATCH && uri.path().contains("/leases/")).then_some(StatusCode::SERVICE_UNAVAILABLE)
     });
-    agent.wait_metric("groundcrew_leader 0", SOON).await?;
+    agent.wait_metric("groundcrew_agent_lease 0", SOON).await?;
     pods.delete("leaving", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
     agent.wait_metric(&format!("{cancelled} 1"), Duration::from_secs(10)).await?;
     let sent = server.hits().len();
