@@ -220,9 +220,7 @@ impl Permit {
         })
         .await
     }
-}
 
-impl Permit {
     /// The same in a task of its own: whoever is cancelled while waiting, as on the way out, does not abandon a write
     /// half way.
     pub async fn see_through<F>(self, write: F) -> Result<F::Output, Expired>
