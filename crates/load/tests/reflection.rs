@@ -55,7 +55,8 @@ async fn dripping() -> Server {
 async fn a_description_of_many_small_parts_is_not_decoded_beyond_its_limit() {
     // Two bytes each on the wire, some hundred in memory.
     let server = support::serve(|number, _| answer(number, 50_000)).await;
-    let ran = run(server.address, &GRPC).await;
+    // Its own limit ends it, not the time.
+    let ran = run(server.address, &GRPC[..2]).await;
     assert_eq!(ran.unable(), "demo.Greeter/Say: its description is longer than 262144 bytes");
     assert_eq!(server.hits().len(), 3, "all answers count together");
 }

@@ -291,17 +291,20 @@ fn pieces(mut text: &str) -> Vec<Piece<'_>> {
     pieces
 }
 
-/// `room` is what the request's texts may still grow by.
+/// `room` is what values may still add to the request's texts.
 fn substitute(text: &str, variables: &Variables, room: &mut usize) -> Result<String, String> {
     let mut out = String::new();
     for piece in pieces(text) {
         let piece = match piece {
             Piece::Text(text) => text,
-            Piece::Variable(name) => variables.get(name).ok_or_else(|| format!("{{{{{name}}}}} has no value"))?,
+            Piece::Variable(name) => {
+                let value = variables.get(name).ok_or_else(|| format!("{{{{{name}}}}} has no value"))?;
+                *room = room
+                    .checked_sub(value.len())
+                    .ok_or_else(|| format!("the values filled in are longer than {MAX_FILLED} bytes"))?;
+                value
+            }
         };
-        *room = room
-            .checked_sub(piece.len())
-            .ok_or_else(|| format!("with its values filled in it is longer than {MAX_FILLED} bytes"))?;
         out.push_str(piece);
     }
     Ok(out)

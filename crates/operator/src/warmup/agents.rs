@@ -113,6 +113,11 @@ impl Agents {
         silent.map(|(lease, _)| lease.clone()).collect()
     }
 
+    /// Forgets nodes that were asked about so long ago and never had a Lease.
+    pub(super) fn forget_absent(&self, since: Duration) {
+        self.lock().retain(|_, known| known.beat.is_some() || known.at.elapsed() < since);
+    }
+
     /// Reads a node's Lease itself, past a watch that may hang. False when nobody answered.
     pub(super) async fn ask(&self, leases: &Api<Lease>, node: &str) -> bool {
         let name = lease_name(node);

@@ -57,7 +57,7 @@ pub fn permissions() -> Vec<PolicyRule> {
     vec![rule("", &["pods"], &["list"], &[]), rule("", &["pods/status"], &["patch"], &[])]
 }
 
-/// For a feature that is off: opens gates until no agent is left and none is shut, then deletes the agents' leases.
+/// For a feature that is off: once no agent is left, opens gates until none is shut, then deletes the agents' leases.
 pub fn start(context: &Context) {
     let context = context.clone();
     context.tasks.clone().spawn(context.stopping.clone().run_until_cancelled_owned(async move {
@@ -87,11 +87,13 @@ async fn retire(context: &Context, agents: &Agents, alone_since: &mut Option<Ins
     for lease in &leases {
         agents.hear(&lease.name_any(), Some(beat(lease.clone())));
     }
+    // An agent that lives opens its own gates. This may be a replica of the old configuration, in a rollout that turns
+    // the feature on again.
     if agents.any_alive() {
         *alone_since = None;
-    } else {
-        alone_since.get_or_insert_with(Instant::now);
+        return Ok(false);
     }
+    let alone_since = alone_since.get_or_insert_with(Instant::now);
     let (opened, failed) = open_all(clients.read.clone(), writer, "warm-up is turned off").await?;
     if failed > 0 {
         return Err(format!("{failed} gates could not be opened"));
@@ -100,7 +102,7 @@ async fn retire(context: &Context, agents: &Agents, alone_since: &mut Option<Ins
         info!(opened, "warmup is off: gates opened");
         return Ok(false);
     }
-    if !alone_since.is_some_and(|since| since.elapsed() >= AGAIN) {
+    if alone_since.elapsed() < AGAIN {
         return Ok(false);
     }
     for lease in &leases {
@@ -125,6 +127,7 @@ pub(super) async fn forget_lost_agents(context: Context, agents: Agents) {
     let leases: Api<Lease> = Api::namespaced(context.clients.read.clone(), &context.namespace);
     loop {
         sleep(LOST / 24).await;
+        agents.forget_absent(LOST);
         for name in agents.silent(LOST) {
             let Ok(Ok(Some(lease))) = timeout(CALL, leases.get_opt(&name)).await else { continue };
             agents.hear(&name, Some(beat(lease.clone())));

@@ -208,7 +208,7 @@ async fn turned_off_or_removed_it_leaves_no_gate_shut() -> anyhow::Result<()> {
         assert_eq!(message(&opened), "warm-up is turned off; ready without warm-up");
     }
     let leases: Api<Lease> = Api::namespaced(cluster.client(), "groundcrew-system");
-    cluster.wait_gone(&leases, "groundcrew-agent.node-a", SOON).await?;
+    cluster.wait_gone(&leases, "groundcrew-agent.node-a", 2 * SOON).await?;
 
     // It has done its part: a gate that comes later is somebody else's.
     up(&pods, asking("ready", &server, &[])).await?;

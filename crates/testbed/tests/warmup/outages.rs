@@ -98,7 +98,7 @@ async fn refused_writes_are_repeated_and_requests_are_not() -> anyhow::Result<()
     });
     agent.wait_metric("groundcrew_agent_lease 0", SOON).await?;
     pods.delete("leaving", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
-    agent.wait_metric(&format!("{cancelled} 1"), Duration::from_secs(10)).await?;
+    agent.wait_metric(&format!("{cancelled} 1"), SOON).await?;
     let sent = server.hits().len();
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(server.hits().len(), sent);

@@ -156,7 +156,7 @@ fn values_are_small_and_what_they_are_filled_into_stays_so() {
     let body = |length: usize| json!({"a": "x".repeat(length)}).to_string();
     requests[0].extract(body(8 * 1024).as_bytes(), &mut variables).unwrap();
     let grown = requests[1].fill(&variables).unwrap_err();
-    assert_eq!(grown, "with its values filled in it is longer than 131072 bytes");
+    assert_eq!(grown, "the values filled in are longer than 131072 bytes");
     let large = requests[0].extract(body(8 * 1024 + 1).as_bytes(), &mut variables).unwrap_err();
     assert!(large.starts_with("request \"a\": cannot extract a: a value may have 8192 bytes"), "{large}");
     let larger = requests[0].extract(body(256 * 1024).as_bytes(), &mut variables).unwrap_err();
