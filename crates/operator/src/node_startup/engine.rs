@@ -108,6 +108,11 @@ async fn settle(
     let mut refused = BTreeMap::new();
     match active {
         Active::Policy if leads => {
+            if !served(&context.clients.read).await? {
+                // Nobody is tainted by what is not served, so a rule that goes need not wait.
+                shared.kept.note(&rules, refused);
+                return Err("this API server has no mutating policies, which nodeStartup.engine asks for".to_owned());
+            }
             let written;
             (written, refused) = keep(context, &rules, true).await?;
             if written && has_node_entry(context) {

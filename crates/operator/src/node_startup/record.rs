@@ -1,7 +1,7 @@
 //! Which taints this installation has set, so that a later configuration lets go of those it does not name.
 //!
 //! ```text
-//! leader ─► read ─┬─ ours are missing ──► written, before anybody is tainted
+//! leader ─► read ─┬─ ours are missing ──► written; tainting does not wait for it
 //!                 └─ others are there ──► rules of the past: released, forgotten when nobody has them any more
 //! ```
 //!
