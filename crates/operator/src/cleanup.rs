@@ -90,10 +90,12 @@ async fn installed_in(client: &Client) -> Result<Option<String>, String> {
 
 /// Whatever is taken back below, a running operator would put there again.
 async fn stop(client: &Client, namespace: &str, election: &str) -> Result<(), String> {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), election);
+    // Before anything goes: without the right to read it nobody could tell whether an operator runs elsewhere.
+    answer(leases.get_opt(NAME)).await?;
     delete(&Api::<Deployment>::namespaced(client.clone(), namespace), NAME).await?;
     delete(&Api::<DaemonSet>::namespaced(client.clone(), namespace), warmup::manifests::AGENT).await?;
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let leases: Api<Lease> = Api::namespaced(client.clone(), election);
     let mut stopping = Stopping::new(Instant::now());
     loop {
         let left = list(&pods, &manifests::running_parts()).await?;

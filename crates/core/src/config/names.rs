@@ -48,7 +48,8 @@ fn host(authority: &str) -> Option<String> {
         None => {
             let at = authority.find(':').unwrap_or(authority.len());
             let (name, port) = authority.split_at_checked(at)?;
-            let name = name.to_ascii_lowercase();
+            // A dot at the end keeps a resolver from its search list.
+            let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
             (name.parse::<IpAddr>().is_ok() || is_domain(&name)).then_some((name, port))?
         }
     };

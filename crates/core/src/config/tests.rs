@@ -126,6 +126,7 @@ fn a_bad_value_is_named_by_its_path(#[case] file: Value, #[case] path: &str) {
 #[rstest]
 #[case("https://hooks.example:8443", "hooks.example")]
 #[case("https://Hooks.Example", "hooks.example")]
+#[case("https://hooks.example.:8443", "hooks.example")]
 #[case("https://10.0.0.1:1", "10.0.0.1")]
 #[case("https://[FD00::1]:8443", "fd00::1")]
 fn a_webhook_url_tells_the_name_its_certificate_must_have(#[case] url: &str, #[case] host: &str) {

@@ -49,7 +49,6 @@ const POD_STATUS: [&str; 19] = [
 pub(super) fn operator(namespace: &str) -> Vec<Value> {
     let account = (NAME, namespace);
     let stamps = [keys::TIMESTAMP, keys::SPREAD_RANK, keys::DELETION_COST];
-    let marks = [keys::STARTUP_COMPLETED_AT, keys::STARTUP_TIMED_OUT_AT];
     let pods = [
         validation(&same("spec", &POD_SPEC), "groundcrew may not change what a pod runs"),
         validation(&same_metadata_but(&stamps), "groundcrew may only write its own annotations"),
@@ -58,10 +57,9 @@ pub(super) fn operator(namespace: &str) -> Vec<Value> {
         validation(&same_status_but_the_gate(), "groundcrew may only write its own condition"),
         validation(&same_metadata_but(&[keys::WARMUP_STATE]), "groundcrew may only write its own annotations"),
     ];
-    let nodes = [
-        validation(&same("spec", &NODE_SPEC), "groundcrew may only write taints"),
-        validation(&same_metadata_but(&marks), "groundcrew may only write its own annotations"),
-    ];
+    // Not their metadata: what somebody's webhook adds to it whenever a node is updated would count as ours, and a held
+    // node could not be released.
+    let nodes = [validation(&same("spec", &NODE_SPEC), "groundcrew may only write taints")];
     let mut all = policy("groundcrew-operator-pods", account, ("", "pods", &["UPDATE"]), &pods);
     all.extend(policy("groundcrew-operator-pod-status", account, ("", "pods/status", &["UPDATE"]), &status));
     all.extend(policy("groundcrew-operator-nodes", account, ("", "nodes", &["UPDATE"]), &nodes));

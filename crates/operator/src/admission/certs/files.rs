@@ -90,7 +90,7 @@ struct Keeper {
     published: watch::Receiver<Option<Published>>,
     /// Whom callers were last seen to trust; between two writes of the leader they may not agree.
     last_published: Option<Published>,
-    /// What is in the directory and not served yet, and since when anything has been held back.
+    /// The last usable pair of the directory that is not served yet, and since when anything has been held back.
     held: Option<(Pair, Instant)>,
     /// The last contents or error that was acted on, so that each is told once.
     seen: Option<Result<Files, String>>,
