@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use futures::{StreamExt, TryStreamExt, stream};
-use groundcrew_testbed::objects::{PodExt, pod};
+use groundcrew_testbed::objects::{PodExt, pod, reviewed};
 use groundcrew_testbed::{AuditEvent, Cluster, Groundcrew, Layer, Proxy, our_writes};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -83,21 +83,6 @@ impl History {
     }
 }
 
-/// Creates a pod under this name and a number. After a second without an answer the API server goes on without the
-/// webhook: a create that took so long, as on a stalled machine, is made again.
-async fn admitted(pods: &Api<Pod>, how: &PostParams, new: &Pod) -> anyhow::Result<Pod> {
-    for attempt in 0..5 {
-        let mut new = new.clone();
-        new.metadata.name = new.metadata.name.map(|name| format!("{name}-{attempt}"));
-        let began = Instant::now();
-        let created = pods.create(how, &new).await?;
-        if began.elapsed() < Duration::from_secs(1) {
-            return Ok(created);
-        }
-    }
-    anyhow::bail!("creates take longer than a second, again and again")
-}
-
 fn our_pod_writes(events: &[AuditEvent]) -> usize {
     let ours = |e: &&AuditEvent| e.user_agent.starts_with("groundcrew/") && e.is_about("pods", "");
     events.iter().filter(ours).filter(|e| e.is_committed_write()).count()
@@ -124,7 +109,7 @@ async fn a_new_pod_carries_the_time_when_its_creation_is_answered() -> anyhow::R
     let pods: Api<Pod> = namespace.api();
     registered(&cluster).await?;
 
-    let created = admitted(&pods, &PostParams::default(), &asking("a")).await?;
+    let created = reviewed(&pods, &PostParams::default(), &asking("a")).await?;
     let text = stamp(&created).context("not stamped by admission")?;
     let at: jiff::Timestamp = text.parse()?;
     assert!(text.ends_with('Z') && text.len() == 20, "{text}");
@@ -134,14 +119,14 @@ async fn a_new_pod_carries_the_time_when_its_creation_is_answered() -> anyhow::R
         metadata: kube::api::ObjectMeta { generate_name: Some("g-".into()), name: None, ..asking("x").metadata },
         ..asking("x")
     };
-    assert!(stamp(&admitted(&pods, &PostParams::default(), &generated).await?).is_some());
+    assert!(stamp(&reviewed(&pods, &PostParams::default(), &generated).await?).is_some());
 
     let own = pods.create(&PostParams::default(), &asking("own").annotated("timestamp", "mine")).await?;
     assert_eq!(stamp(&own), Some("mine"));
     assert_eq!(stamp(&pods.create(&PostParams::default(), &pod("silent")).await?), None);
 
     let dry = PostParams { dry_run: true, ..PostParams::default() };
-    let tried = admitted(&pods, &dry, &asking("dry")).await?;
+    let tried = reviewed(&pods, &dry, &asking("dry")).await?;
     assert!(stamp(&tried).is_some());
     assert!(pods.get_opt(&tried.name_any()).await?.is_none());
     Ok(())

@@ -1,3 +1,4 @@
+use groundcrew_testbed::objects::reviewed;
 use groundcrew_testbed::{KwokNode, Layer, TestNamespace};
 
 use super::*;
@@ -77,21 +78,8 @@ impl World {
     }
 
     async fn create(&self, pod: &Pod) -> anyhow::Result<Pod> {
-        create_reviewed(&self.namespace.api(), pod).await
+        reviewed(&self.namespace.api(), &PostParams::default(), pod).await
     }
-}
-
-/// Creates a pod without a name of its own. After a second without an answer the API server goes on without the
-/// webhook: a create that took so long, as on a stalled machine, is made again.
-async fn create_reviewed(pods: &Api<Pod>, pod: &Pod) -> anyhow::Result<Pod> {
-    for _ in 0..5 {
-        let began = Instant::now();
-        let created = pods.create(&PostParams::default(), pod).await?;
-        if began.elapsed() < Duration::from_secs(1) {
-            return Ok(created);
-        }
-    }
-    anyhow::bail!("creates take longer than a second, again and again")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,7 +96,7 @@ async fn a_daemon_sets_pod_is_born_with_its_share_of_the_node() -> anyhow::Resul
     let pods: Api<Pod> = Api::namespaced(world.cluster.client(), "kube-system");
     let mut annotated = pod_of(&set, "n", &json!({}));
     annotated.metadata.annotations = Some([("flexdaemonsets.xai/resource-template".to_owned(), "t".to_owned())].into());
-    let pod = create_reviewed(&pods, &annotated).await?;
+    let pod = reviewed(&pods, &PostParams::default(), &annotated).await?;
     assert_eq!(sizes(&pod, 0), right, "the pod template's word is enough, even for a DaemonSet just created");
 
     let bound = json!({"nodeName": "n", "affinity": null});
